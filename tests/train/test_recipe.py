@@ -267,14 +267,17 @@ def test_recipes_that_come_along_take_each_axis(
         return
     sizes = {axis: size} | ({"data": size} if axis == "expert" else {})
     other = dataclasses.replace(recipe, layout=Layout(**sizes))
-    assert other.batch == recipe.batch == 12
+    assert other.batch == recipe.batch in (8, 12)
 
 
+@pytest.mark.verifies(
+    "xtrain.train.recipes:dense_bytes", "xtrain.train.recipes:tiny_experts"
+)
 def test_recipes_that_come_along_are_small() -> None:
     assert load_recipe() == load_recipe("bytes")
     for name in BUILT_IN:
         recipe = load_recipe(name)
-        assert 1e6 < recipe.model.parameters < 2e6 and recipe.model.vocab_size == 257
+        assert 4e5 < recipe.model.parameters < 2e6 and recipe.model.vocab_size == 257
 
 
 HEAD = """

@@ -23,6 +23,7 @@ CALLED_OTHERWISE = {
     *("simulate", "zb_h1", "zb_h2", "zb_v"),  # a Schedule, not lists of words
     *("combine", "dispatch", "expert_capacity", "load_balancing_loss"),
     *("gshard_moe", "moe_backward", "plan_placement", "top_k_router"),
+    *("clip_grad_norm", "mesh_training_step"),  # of a wrapped model
 }
 """Forms whose arguments or results the library has in another shape."""
 OWN_BYTES = '''

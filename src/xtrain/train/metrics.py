@@ -52,18 +52,18 @@ class Meter:
         self.mfu_per_rate = None if peak is None else each / (peak * ranks)
         self.begun, self.waited = time.perf_counter(), 0.0
 
-    def read(self, steps: int, waited: float) -> Numbers:
-        """Of the steps since the last reading.
+    def read(self, waited: float) -> Numbers:
+        """Of the step since the last reading.
 
         Args:
             waited: seconds that the loader has made the run wait, in all.
         """
         now = time.perf_counter()
         seconds = max(now - self.begun, 1e-9)
-        rate = self.tokens * steps / seconds
+        rate = self.tokens / seconds
         found = {
             "tokens_per_s": rate,
-            "seconds": seconds / steps,
+            "seconds": seconds,
             "data_wait": (waited - self.waited) / seconds,
             "memory": memory_used(self.device),
             "mfu": None if self.mfu_per_rate is None else rate * self.mfu_per_rate,

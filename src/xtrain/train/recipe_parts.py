@@ -95,7 +95,7 @@ class Log:
     wandb: str | None = None
     """A project of Weights & Biases."""
     every: int = 1
-    """Steps from one line to the next."""
+    """Steps from one line to the next where the output is no terminal."""
     profile: str | None = None
     """Steps to profile, "first:last", both included; the first one of a run is 1."""
     profile_folder: str = "profile"

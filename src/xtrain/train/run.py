@@ -29,7 +29,7 @@ from xtrain.train.processes import ranks
 from xtrain.train.profiling import Profile
 from xtrain.train.rates import rate_at
 from xtrain.train.recipe import Recipe
-from xtrain.train.sampling import generate
+from xtrain.train.sampling import can_write, generate
 from xtrain.train.saved import to_json
 from xtrain.train.sources import samples_of, tokenizer_of
 from xtrain.train.steps import (
@@ -85,7 +85,6 @@ class TrainingRun:
         self.is_first = dist.get_rank() == 0
         self.mesh = make_mesh(recipe.layout, device.type)
         with raising_everywhere(ValueError, OSError, group=None):
-            check_sampling(recipe)
             self.samples = self._samples(evaluation=False)
             self.tokenizer = tokenizer_of(recipe.data)
             self.held_out = self._samples(True) if recipe.evaluate.every else None
@@ -166,7 +165,7 @@ class TrainingRun:
 
     def go(self) -> TrainingResult:
         """All steps that are left."""
-        recipe, done = self.recipe, self.step
+        recipe = self.recipe
         if self.is_first and recipe.checkpoint.folder is not None:
             folder = Path(recipe.checkpoint.folder)
             folder.mkdir(parents=True, exist_ok=True)
@@ -178,10 +177,7 @@ class TrainingRun:
             self.step += 1
             self.result.losses.append(loss)
             self.result.norms.append(norm)
-            every = recipe.log.every
-            if (self.step - done) % every == 0 or self.step == recipe.steps:
-                self.log(loss, norm, self.step - done)
-                done = self.step
+            self.log(loss, norm)
             self.after_step()
         self.result.step = self.step
         return self.result
@@ -221,15 +217,15 @@ class TrainingRun:
 
     # -- between steps
 
-    def log(self, loss: float, norm: float, steps: int) -> None:
-        """Numbers of the last step, and of how long the last ones took."""
+    def log(self, loss: float, norm: float) -> None:
+        """Numbers of the last step, and of how long it took."""
         factor = rate_at(self.step - 1, self.recipe.rate, self.recipe.steps)
         numbers: Numbers = {
             "step": self.step,
             "loss": loss,
             "grad_norm": norm,
             "lr": self.recipe.optimizer.lr * factor,
-            **self.meter.read(steps, self.batches.seconds_waited),
+            **self.meter.read(self.batches.seconds_waited),
             "bytes": self.bytes,
         }
         self.writers.write(numbers)
@@ -271,6 +267,9 @@ class TrainingRun:
     def write_text(self) -> None:
         """Text that goes on from the prompt."""
         sample = self.recipe.sample
+        if not can_write(self.model):
+            self.terminal.say("no text: pipeline and context ranks at once")
+            return
         prompt = [int(i) for i in self.tokenizer.encode((sample.prompt or "").encode())]
         with self.computing():
             ids = generate(
@@ -308,13 +307,3 @@ class TrainingRun:
         self.profile.close()
         self.writers.close()
         self.terminal.close()
-
-
-def check_sampling(recipe: Recipe) -> None:
-    """ValueError if text is wanted of a layout that cannot write it."""
-    layout = recipe.layout
-    if recipe.sample.prompt is not None and layout.pipeline > 1:
-        raise ValueError(
-            f"sample.prompt with layout.pipeline={layout.pipeline}: a whole model "
-            "writes text; save the run, and load it with one pipeline rank"
-        )

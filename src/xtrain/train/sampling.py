@@ -10,7 +10,11 @@ oldest tokens are dropped.
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
+from xtrain.comm.autograd import all_gather_split
+from xtrain.model.mesh_axes import axis_size
 from xtrain.train.wrap import WrappedModel
 
 
@@ -35,10 +39,10 @@ def generate(
         end: the id after which it stops.
 
     Raises:
-        ValueError: the model is in stages of a pipeline, or the prompt is empty.
+        ValueError: the model is in stages with context ranks, or the prompt is empty.
     """
-    if not model.is_whole:
-        raise ValueError("text is written by a whole model: one pipeline rank")
+    if not can_write(model):
+        raise ValueError("text is not written on pipeline and context ranks at once")
     if not prompt:
         raise ValueError("the prompt has no token")
     device = next(model.parameters()).device
@@ -49,14 +53,54 @@ def generate(
     for _ in range(count):
         window = ids[-sequence:]
         padded = torch.tensor([window + [0] * (sequence - len(window))], device=device)
-        logits = model(padded, gather_logits=True)[0, len(window) - 1].double().cpu()
-        if temperature == 0:
-            token = int(logits.argmax())
+        if model.is_whole:
+            logits = model(padded, gather_logits=True)[0, len(window) - 1]
+            token = drawn(logits, temperature, generator)
         else:
-            p = torch.softmax(logits / temperature, -1)
-            token = int(torch.multinomial(p, 1, generator=generator))
+            token = drawn_by_stages(
+                model, padded, len(window) - 1, temperature, generator
+            )
         ids.append(token)
         if token == end:
             break
     model.train(was_training)
     return ids[len(prompt) :]
+
+
+def can_write(model: WrappedModel) -> bool:
+    """Stages have the logits of all tokens, unless context ranks divide them."""
+    return model.is_whole or axis_size(model.mesh, "context") == 1
+
+
+def drawn(logits_V: Tensor, temperature: float, generator: torch.Generator) -> int:
+    """One token, from the logits of the whole vocabulary."""
+    logits = logits_V.double().cpu()
+    if temperature == 0:
+        return int(logits.argmax())
+    p = torch.softmax(logits / temperature, -1)
+    return int(torch.multinomial(p, 1, generator=generator))
+
+
+def drawn_by_stages(
+    model: WrappedModel,
+    padded: Tensor,
+    place: int,
+    temperature: float,
+    generator: torch.Generator,
+) -> int:
+    """The same where the last stage is; the other stages' ranks are told."""
+    assert model.schedule is not None and model.mesh is not None
+    schedule, group = model.schedule, model.mesh["pipeline"].get_group()
+    rows = padded.expand(schedule.micro_batches, -1)
+    outputs = model.runner().forward(rows)
+    source = schedule.rank_of(schedule.stages - 1, 0)
+    token = torch.zeros(1, dtype=torch.int64, device=padded.device)
+    if group.rank() == source:
+        first = outputs[0]
+        logits = first[0] if isinstance(first, tuple) else first
+        if (tensor := model.parts[-1].tensor) is not None:
+            logits = all_gather_split(logits, -1, tensor)
+        columns = logits[0, place, : model.config.vocab_size]
+        token.fill_(drawn(columns, temperature, generator))
+    dist.broadcast(token, group=group, group_src=source)
+    return int(token)
