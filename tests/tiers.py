@@ -89,6 +89,7 @@ LONG = {
         "test_after_ctrl_c_what_passed_is_kept",
         "test_what_passed_is_kept_when_a_test_fails_and_only_the_rest_runs_again",
     ],
+    "train/test_script.py": ["test_only_the_mesh_differs"],
     "whiteboard/test_downloads.py": ["test_a_download_compares_and_says_what_it_sent"],
 }
 
