@@ -7,7 +7,7 @@ from torch import nn
 
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import DIRECT
-from xtrain.zero import AdamW, FullyShardedDataParallel, Muon, hidden_matrices
+from xtrain.zero import FullyShardedDataParallel, Muon
 
 if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
     torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
@@ -19,9 +19,9 @@ rank = dist.get_rank()
 torch.manual_seed(0)
 bare = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 16), nn.Linear(16, 4))
 model = FullyShardedDataParallel(bare)
-_, biases = hidden_matrices(model)
+biases = [piece for name, piece in model.named_parameters() if "bias" in name]
 muon = Muon.of(model, lr=0.02, ns_dtype=torch.float32, collectives=DIRECT)
-adamw = AdamW(biases, lr=0.01)
+adamw = torch.optim.AdamW(biases, lr=0.01)
 
 for step in range(3):
     torch.manual_seed(4 * step + rank)
@@ -40,8 +40,12 @@ print(f"rank {rank}: Muon sent {ledger.bytes_sent} bytes in a step")
 # The same in one process, with all batches.
 torch.manual_seed(0)
 alone = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 16), nn.Linear(16, 4))
-matrices, biases = hidden_matrices(alone)
-optimizers = Muon(matrices, lr=0.02, ns_dtype=torch.float32), AdamW(biases, lr=0.01)
+matrices = [p for p in alone.parameters() if p.dim() == 2]
+biases = [p for p in alone.parameters() if p.dim() == 1]
+optimizers = [
+    Muon(matrices, lr=0.02, ns_dtype=torch.float32),
+    torch.optim.AdamW(biases, lr=0.01),
+]
 for step in range(3):
     for other in range(4):
         torch.manual_seed(4 * step + other)

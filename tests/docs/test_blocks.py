@@ -75,7 +75,7 @@ def test_the_map_links_lectures_that_have_pages_and_no_others(toy):
     )
     assert '<a href="lc2-data-parallel/index.md">Data parallel</a>' in out
     assert out.count("<a ") == 1
-    assert out.count("<em>In preparation</em>") == 6
+    assert out.count("<em>In preparation</em>") == 7
     toy.write("docs/en/bugs/lc2.md", "# Bugs\n")
     toy.write("docs/en/interview/lc3.md", "# Questions\n")
     out = render(

@@ -170,7 +170,7 @@ def test_a_snippet_fits_on_a_page_names_its_command_and_needs_few_names(name):
     for theirs in ("torch", "safetensors"):
         imports.pop(theirs, None)
     assert imports.keys() <= sys.stdlib_module_names
-    composes = re.search(r"/(lc[4-9]|cluster)/", name)
+    composes = re.search(r"/(lc[4-9]|cluster)/|/lc3/muon", name)
     most = 7 if name == PROGRAM else 4 if composes else 2
     used = {name for name in ours - SCENE if not name.startswith("xtrain.cluster.")}
     assert len(used) <= most

@@ -21,6 +21,6 @@ def documents_of(lengths: Sequence[int]) -> list[list[int]]:
     """Documents of these lengths, whose ids tell them apart."""
     drawn = torch.Generator().manual_seed(sum(lengths))
     return [
-        torch.randint(VOCABULARY, (length,), generator=drawn).tolist()
+        torch.randint(VOCABULARY, (length,), generator=drawn, device="cpu").tolist()
         for length in lengths
     ]

@@ -113,7 +113,7 @@ def test_pieces_go_where_the_least_room_is_left(sizes):
 @pytest.mark.verifies("xtrain.train.packing:best_fit")
 def test_documents_of_many_lengths_leave_little_padding():
     drawn = torch.Generator().manual_seed(0)
-    lengths = torch.randint(2, 300, (4000,), generator=drawn).tolist()
+    lengths = torch.randint(2, 300, (4000,), generator=drawn, device="cpu").tolist()
     assert BestFit(offsets_of(lengths), 512).padding < 0.005
 
 

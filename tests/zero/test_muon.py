@@ -20,7 +20,9 @@ SHAPES = [(8, 8), (5, 12), (13, 4), (1, 7), (33, 48)]
 
 
 def randn(*shape: int, seed: int = 0, dtype=torch.float64) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(shape, generator=generator, device="cpu")
+    return drawn.to(torch.get_default_device(), dtype)
 
 
 def train(make, dtype, steps=6, shapes=SHAPES):

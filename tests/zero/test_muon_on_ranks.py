@@ -38,7 +38,9 @@ EXPERTS |= {"intermediate_size": 8}
 
 
 def randn(*shape: int, seed: int = 0, dtype=torch.float64) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(shape, generator=generator, device="cpu")
+    return drawn.to(torch.get_default_device(), dtype)
 
 
 # --- a decoder on a mesh --------------------------------------------------------------

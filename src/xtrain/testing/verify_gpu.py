@@ -38,7 +38,7 @@ from xtrain.testing.long_run import LongRun
 FOLDERS = (
     "comm", "data_parallel", "zero", "tensor_parallel", "pipeline_parallel",
     "context_parallel", "expert_parallel", "model", "checkpoint", "whiteboard",
-    "matrix", "testing", "evidence",
+    "train", "matrix", "testing", "evidence",
 )  # fmt: skip
 HERE = "verify-gpu"  # below build/
 RECORDS = Path("docs/data", results.FOLDER)

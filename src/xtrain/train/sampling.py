@@ -78,7 +78,7 @@ def drawn(logits_V: Tensor, temperature: float, generator: torch.Generator) -> i
     if temperature == 0:
         return int(logits.argmax())
     p = torch.softmax(logits / temperature, -1)
-    return int(torch.multinomial(p, 1, generator=generator))
+    return int(p.multinomial(1, generator=generator))
 
 
 def drawn_by_stages(
