@@ -82,15 +82,16 @@ def _head(title: str, description: str) -> list[str]:
 
 
 def _room_page(room: str, members: list[str]) -> str:
-    title, taught = _title(room), taught_in()
-    lines = _head(title, f"Reference of {title}, from its docstrings, with its code.")
+    title, taught, inner = _title(room), taught_in(), room in MACHINERY
+    code = "" if inner else ", with its code"
+    lines = _head(title, f"Reference of {title}, from its docstrings{code}.")
+    if inner:
+        lines.insert(1, "search: {exclude: true}")
     for module in members:
         lines += [
             f"## `{module}` {{ #{module} }}",
             "",
-            RAW[0],
-            *_file(module).split("\n"),
-            RAW[1],
+            *([] if inner else [RAW[0], *_file(module).split("\n"), RAW[1]]),
             "",
             *taught.get(module, []),
             f"::: {module}",
@@ -100,6 +101,9 @@ def _room_page(room: str, members: list[str]) -> str:
     return "\n".join(lines)
 
 
+MACHINERY = {"bench", "copying", "evidence", "practice"}
+"""Rooms that race, copy, record and check what the others do: without the text of their
+files, and not in the search."""
 TELLING = re.compile(r"(lc\d-|planning/|cluster/|model\.md)")
 """Pages that teach; others show code as well."""
 TITLE = re.compile(r"^title: \"?(.+?)\"?$", re.MULTILINE)
