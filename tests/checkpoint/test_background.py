@@ -16,7 +16,7 @@ from xtrain.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from xtrain.checkpoint.background import BackgroundWriter, shared_folder
+from xtrain.checkpoint.background import BackgroundWriter, reserve, shared_folder
 
 SYMBOLS = (
     "xtrain.checkpoint.background:BackgroundWriter",
@@ -112,6 +112,54 @@ def test_a_killed_writer_is_named_on_every_rank_and_loses_nothing(world, tmp_pat
 def loaded(directory: str) -> int:
     shards, optimizer = model_of(dist.get_rank(), dist.get_world_size())
     return load_checkpoint(directory, shards, optimizer)[0]
+
+
+def killed_between(directory: str) -> None:
+    """Rank 1's writer is killed while nothing is saved."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shards, optimizer = model_of(rank, size)
+    writer = BackgroundWriter(seconds=20)
+    save_checkpoint(directory, 1, shards, optimizer, write=writer)
+    writer.wait()
+    if rank == 1:
+        assert writer.process is not None
+        writer.process.kill()
+        writer.process.wait()
+    save_checkpoint(directory, 2, shards, optimizer, write=writer)
+    writer.close()
+    assert latest(directory) == Path(directory, "step-00000002")
+
+
+@pytest.mark.verifies(*SYMBOLS)
+def test_after_a_writer_was_killed_all_ranks_start_new_ones(world, tmp_path):
+    world(2).run(killed_between, str(tmp_path))
+
+
+def full(directory: str) -> None:
+    """There is no room for the copy of rank 1."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shards, optimizer = model_of(rank, size)
+    writer = BackgroundWriter()
+    if rank == 1:
+        writer.shared = Path("/dev/full/nothing")
+    with pytest.raises(OSError, match="/dev/full/nothing"):
+        save_checkpoint(directory, 1, shards, optimizer, write=writer)
+    if rank == 1:
+        writer.shared = Path(directory) / "shared"
+    writer.end()
+    save_checkpoint(directory, 2, shards, optimizer, write=writer)
+    writer.close()
+    assert latest(directory) == Path(directory, "step-00000002")
+
+
+@pytest.mark.verifies(*SYMBOLS)
+def test_no_room_for_the_copy_is_an_error_on_every_rank(world, tmp_path):
+    world(2).run(full, str(tmp_path))
+
+
+def test_memory_that_is_not_there_is_refused_before_it_is_written(tmp_path):
+    with pytest.raises(OSError, match="space|large"):
+        reserve(tmp_path / "large", 1 << 60)
 
 
 def no_folder(directory: str) -> None:

@@ -71,6 +71,7 @@ def test_print_and_help_show_every_option_and_train_nothing(recipe, capsys):
         ("--layout.tensr=2", "did you mean --layout.tensor?"),
         ("--layout.data=2", "2 ranks, but there are 1"),
         ("--steps=many", "steps"),
+        ("--checkpoint.resume=nothing", "nothing"),
     ],
 )
 def test_a_mistake_is_one_line(recipe, capsys, word, told):

@@ -150,6 +150,20 @@ def resumed(made: Recipe) -> str:
     return "refused"
 
 
+def unwritable(made: Recipe) -> str:
+    with pytest.raises(OSError, match="file"):
+        train(made)
+    return "refused"
+
+
+@pytest.mark.verifies(*RUN)
+def test_a_folder_that_cannot_be_made_is_named_on_every_rank(world, text, tmp_path):
+    (tmp_path / "file").write_text("")
+    folder = kept(tmp_path / "file" / "run", resume=None)
+    made = recipe(text, layout=Layout(data=2), checkpoint=folder)
+    assert world(2).run(unwritable, made) == ["refused"] * 2
+
+
 @pytest.mark.verifies(*RUN)
 def test_another_global_batch_is_refused(world, text, tmp_path):
     train(recipe(text, steps=1, checkpoint=kept(tmp_path)))

@@ -71,14 +71,17 @@ class BackgroundWriter:
     ) -> Path:
         """Copy the pieces and let the writers save them; where it will appear.
 
-        CheckpointError on every rank if the save before it failed.
+        CheckpointError on every rank if the save before it failed, OSError if there is
+        no room for the copy.
         """
         self.wait()
-        with raising_everywhere(CheckpointError, OSError, group=self.group):
-            if self.process is None or self.process.poll() is not None:
+        ended = self.process is None or self.process.poll() is not None
+        if any(values_of_all(ended, self.group)):  # the others' group has lost it
+            with raising_everywhere(CheckpointError, OSError, group=self.group):
                 self._start()
         self._join(directory)
-        places = self._copied(pieces)
+        with raising_everywhere(CheckpointError, OSError, group=self.group):
+            places = self._copied(pieces)
         self._send(("save", str(directory), step, places, extra))
         self.under_way = step
         return Path(directory) / f"step-{step:08d}"
@@ -136,6 +139,7 @@ class BackgroundWriter:
             starts.append(end)
             end += -(-piece.data.nbytes // ALIGNED) * ALIGNED
         if self.buffer is None or len(self.buffer) < end:
+            reserve(self.shared, end)
             self.buffer = mapped(self.shared, max(end, 1))
         places = []
         for piece, start in zip(pieces, starts, strict=True):
@@ -176,6 +180,13 @@ def shared_folder() -> str:
     """Where files are in memory, if there is such a place."""
     memory = "/dev/shm"
     return memory if os.access(memory, os.W_OK) else tempfile.gettempdir()
+
+
+def reserve(path: Path, nbytes: int) -> None:
+    """OSError if there is no room: a write to a mapped file would end the process."""
+    with open(path, "ab") as file:
+        if nbytes and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, nbytes)
 
 
 def mapped(path: Path, nbytes: int) -> Tensor:

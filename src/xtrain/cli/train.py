@@ -36,9 +36,13 @@ def run(arguments: argparse.Namespace) -> int:
     if asked:
         print(show(recipe), end="")
         return 0
+    from xtrain.checkpoint import CheckpointError
     from xtrain.train.run import train
 
-    result = train(recipe)
+    try:
+        result = train(recipe)
+    except CheckpointError as error:
+        raise ValueError(error) from None
     if os.environ.get("RANK", "0") == "0" and recipe.checkpoint.folder is not None:
         print(f"checkpoints: {Path(recipe.checkpoint.folder).resolve()}")
     return 0 if result.step >= recipe.steps else 1

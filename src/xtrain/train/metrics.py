@@ -80,8 +80,8 @@ class Writers:
     """Where numbers go; on other ranks than the first they go nowhere.
 
     Args:
-        append: a run goes on: lines of steps after `first` are left in the file of the
-            run before, and written anew.
+        first: the step after which the run goes on: of a JSONL file that is there the
+            lines up to it stay.
     """
 
     def __init__(self, recipe: Recipe, is_first: bool, first: int):

@@ -166,10 +166,11 @@ class TrainingRun:
     def go(self) -> TrainingResult:
         """All steps that are left."""
         recipe = self.recipe
-        if self.is_first and recipe.checkpoint.folder is not None:
-            folder = Path(recipe.checkpoint.folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "recipe.json").write_text(to_json(recipe), encoding="utf-8")
+        with raising_everywhere(OSError, group=None):
+            if self.is_first and recipe.checkpoint.folder is not None:
+                folder = Path(recipe.checkpoint.folder)
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "recipe.json").write_text(to_json(recipe), encoding="utf-8")
         self.meter.pause()
         while self.step < recipe.steps:
             with self.profile.step(self.step + 1):
