@@ -153,7 +153,12 @@ def test_a_lecture_in_another_one_is_seen(
     assert bool(foreign_lectures(path, tmp_path)) is broken
 
 
-INSTRUMENTS = ("ledger", "events", "message_rounds", "watched_work", "wire_bytes")
+RECORDER = ("", "_calls", "_files", "_report", "_watch")
+INSTRUMENTS = (
+    *("ledger", "events", "message_rounds", "watched_work", "wire_bytes"),
+    *("call_observer", "waiting_time"),
+    *(f"flight_recorder{part}" for part in RECORDER),
+)
 
 
 def imports_of_instruments(source: str) -> list[str]:

@@ -1,9 +1,9 @@
 """Pages that people write, and what they embed."""
 
-from functools import lru_cache
 from pathlib import Path
 
 from . import config, excerpts, fences, guards, symbols
+from .generated import kept_by_file
 
 
 def pages() -> list[Path]:
@@ -19,24 +19,19 @@ def references() -> dict[str, list[Path]]:
     """Everything that some page embeds, symbols and files, and the pages."""
     found: dict[str, list[Path]] = {}
     for page in pages():
-        for reference in _references(page, page.stat().st_mtime_ns):
+        for reference in _references(page):
             found.setdefault(reference, []).append(page)
     return found
 
 
+@kept_by_file
 def _read(path: Path) -> str:
-    return _text(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=512)
-def _text(path: Path, changed: int) -> str:
-    del changed  # part of the key: a changed file is read again
     return path.read_text()
 
 
-@lru_cache(maxsize=512)
-def _references(page: Path, changed: int) -> tuple[str, ...]:
-    lines = _text(page, changed).splitlines()
+@kept_by_file
+def _references(page: Path) -> tuple[str, ...]:
+    lines = _read(page).splitlines()
     parsed = (excerpts.parse(fence.body) for fence in fences.fences(lines))
     return tuple(found[0] for found in parsed if found)
 

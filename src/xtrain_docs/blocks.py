@@ -132,7 +132,8 @@ class BlocksPreprocessor(Preprocessor):
         caption = " ".join(line.strip() for line in fence.body if line.strip())
         caption = values.filled(caption)
         if kind == "table":
-            return ["", *made.markdown(), "", *_caption(caption, "xt-caption"), ""]
+            rows = made if isinstance(made, list) else made.markdown()
+            return ["", *rows, "", *_caption(caption, "xt-caption"), ""]
         if kind == "trace":
             return self._figure(made.html(), made.caption(caption), "xt-tracefig")
         if kind == "calculator":

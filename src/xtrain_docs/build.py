@@ -52,10 +52,9 @@ def _site_address() -> None:
         os.environ["XTRAIN_SITE_URL"] = f"{root.removesuffix('/en')}/en/"
 
 
-def has_calculators(site: Path) -> bool:
-    """Does any page have a calculator, which runs Python in the browser?"""
-    pages = site.rglob("*.html")
-    return any("<xtrain-calculator" in page.read_text() for page in pages)
+def has(site: Path, tag: str) -> bool:
+    """Does any page have this element, which runs Python in the browser?"""
+    return any(f"<{tag}" in page.read_text() for page in site.rglob("*.html"))
 
 
 def build(target: Path) -> None:
@@ -88,10 +87,10 @@ def build(target: Path) -> None:
     finally:
         loaded.plugins.on_shutdown()
     licences.write_licences(fresh / "en")
-    has_drills = drill_pages.is_used(fresh / "en")
+    has_drills = has(fresh / "en", "xtrain-drill")
     if has_drills:
         drill_pages.write(fresh / "en")
-    if has_drills or has_calculators(fresh / "en"):
+    if has_drills or has(fresh / "en", "xtrain-calculator"):
         pyodide.write(fresh / "en")
     publish.publish(fresh / "en")
     kept.note_asked()

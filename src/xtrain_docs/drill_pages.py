@@ -31,6 +31,7 @@ PACKED = (
     "xtrain/testing/errors.py",
 )
 """Files and folders below src, which go with all that lies in them."""
+RECORDED = "xtrain/practice/hang_lab"  # runs of real ranks, which a page cannot start
 SUFFIXES = (".py", ".toml")
 CHANGED = {
     "xtrain/comm/__init__.py": '"""In the browser: `waits` alone."""\n',
@@ -62,15 +63,15 @@ def in_page() -> list[Drill]:
 
 def data(one: Drill) -> dict[str, Any]:
     """All that the page shows of a drill."""
-    header = told(one.solution)
+    said = told(one.solution)
     return {
         "name": one.name,
         "lecture": LECTURES[one.lecture],
         "minutes": one.minutes,
         "difficulty": one.difficulty,
-        "computes": header.get("Computes", ""),
-        "sends": header.get("Sends", ""),
-        "leaves_out": header.get("Leaves out", ""),
+        "computes": said.get("Computes", ""),
+        "sends": said.get("Sends", ""),
+        "leaves_out": said.get("Leaves out", ""),
         "called": outline(ast.parse(one.solution)).replace("# ", ""),
         "tasks": {level: task(one, level) for level in LEVELS},
         "solution": one.solution,
@@ -98,6 +99,7 @@ def files() -> list[Path]:
     for name in PACKED:
         path = config.SOURCE / name
         found |= set(path.rglob("*")) if path.is_dir() else {path}
+    found -= set((config.SOURCE / RECORDED).rglob("*"))
     return sorted(file for file in found if file.suffix in SUFFIXES)
 
 
@@ -125,22 +127,21 @@ def element() -> str:
     )
 
 
+def stars(one: Drill) -> str:
+    """Its difficulty, of five."""
+    return "★" * one.difficulty + "☆" * (5 - one.difficulty)
+
+
 def item(one: Drill) -> str:
     """A drill of the list: its link, minutes, and how hard it is."""
-    stars = "★" * one.difficulty + "☆" * (5 - one.difficulty)
     title = html.escape(one.solution.splitlines()[0].strip('"').rstrip("."))
     return (
         f'<li id="{one.name}"><a href="#{one.name}">{one.name.replace("_", "_<wbr>")}'
         f'</a><span class="xt-drill-about">{title}</span>'
         f'<span class="xt-drill-given">{one.minutes} min <span role="img" '
-        f'aria-label="difficulty {one.difficulty} of 5">{stars}</span></span>'
+        f'aria-label="difficulty {one.difficulty} of 5">{stars(one)}</span></span>'
         '<span class="xt-drill-done"></span></li>'
     )
-
-
-def is_used(site: Path) -> bool:
-    """Does any page have drills to write?"""
-    return any("<xtrain-drill" in page.read_text() for page in site.rglob("*.html"))
 
 
 def write(site: Path) -> None:

@@ -9,11 +9,11 @@ import html
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from . import config
 from .excerpts import EmbedError
+from .generated import kept_by_file
 from .symbols import resolve
 
 LINK = re.compile(r"\]\((?P<kind>test|src|file):(?P<target>[^)\s]+)\)")
@@ -56,16 +56,15 @@ def evidence_place(kind: str, target: str) -> Place:
         raise EmbedError(f"{kind}:{target}: there is no {path}")
     if kind == "file" or not name:
         return Place(path, 1, len(file.read_text().splitlines()))
-    lines = _definitions(file, file.stat().st_mtime_ns).get(name)
+    lines = _definitions(file).get(name)
     if lines:
         return Place(path, *lines)
     raise EmbedError(f"test:{target}: {path} has no {name!r}")
 
 
-@lru_cache(maxsize=512)
-def _definitions(file: Path, stamp: int) -> dict[str, tuple[int, int]]:
+@kept_by_file
+def _definitions(file: Path) -> dict[str, tuple[int, int]]:
     """The lines of each function and class of a file, its decorators included."""
-    del stamp  # part of the key: a changed file is read again
     found: dict[str, tuple[int, int]] = {}
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -6,12 +6,12 @@ pages with planted defects to see that each is caught.
 """
 
 import re
-from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
 from . import excerpts, fences
+from .generated import kept_by_file
 
 PYTHON = ("py", "python", "python3", "py3", "pycon", "pytb")
 UNITS = (
@@ -100,14 +100,9 @@ class _Page(HTMLParser):
             self.links.append(target)
 
 
+@kept_by_file
 def _read(path: Path) -> _Page:
-    return _parsed(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=4096)
-def _parsed(path: Path, stamp: int) -> _Page:
     """Links and anchors of a page."""
-    del stamp  # part of the key: a changed file is read again
     page = _Page()
     page.feed(path.read_text())
     return page

@@ -7,7 +7,7 @@ from xtrain.evidence.results import Result, function_of
 from . import config, embed, evidence_links, symbols, verification
 from .authored import embedded
 from .excerpts import EmbedError
-from .generated import prune, write
+from .generated import head, prune, write
 
 ABOUT = ("backend", "device", "torch", "platform")
 TABLE = ("| symbol | test | cases | where | ranks |", "| --- | --- | --: | --- | --- |")
@@ -26,15 +26,18 @@ def write_ledger() -> int:
     for module in by_module:
         rooms.setdefault(embed.room(module), []).append(module)
     folder = config.PAGES / "verification"
-    head = _ledger_head(by_module)
+    overview = _ledger_head(by_module)
     if rooms:
-        head += ["| room | verified | functions and classes |", "| :--- | --: | --: |"]
+        overview += [
+            "| room | verified | functions and classes |",
+            "| :--- | --: | --: |",
+        ]
     kept = set()
     for name, modules in rooms.items():
         found = [summary for module in modules for summary in by_module[module]]
         good = sum(summary.verified for summary in found)
-        head.append(f"| [{name}](ledger/{name}.md) | {good} | {len(found)} |")
-        lines = _head(f"Ledger: {name}", f"Which test verifies what of {name}.")
+        overview.append(f"| [{name}](ledger/{name}.md) | {good} | {len(found)} |")
+        lines = head(f"Ledger: {name}", f"Which test verifies what of {name}.", False)
         lines += [
             f"{good} of {len(found)} are verified: [all rooms](../ledger.md).",
             "",
@@ -47,30 +50,16 @@ def write_ledger() -> int:
         page = write(folder / "ledger" / f"{name}.md", "\n".join([*lines, ""]))
         kept.add(page)
     prune(folder / "ledger", kept)
-    write(folder / "ledger.md", "\n".join([*head, ""]))
+    write(folder / "ledger.md", "\n".join([*overview, ""]))
     return sum(map(len, by_module.values()))
-
-
-def _head(title: str, description: str) -> list[str]:
-    return [
-        "---",
-        f'title: "{title}"',
-        f"description: {description}",
-        "generated: true",
-        "search: {exclude: true}",
-        "---",
-        "",
-        f"# {title}",
-        "",
-    ]
 
 
 def _ledger_head(by_module: dict[str, list[verification.Summary]]) -> list[str]:
     summaries = [s for group in by_module.values() for s in group]
-    head = _head("Ledger", "Which test verifies which function, where and when.")
+    lines = head("Ledger", "Which test verifies which function, where and when.", False)
     if not summaries:
         return [
-            *head,
+            *lines,
             "No test run is recorded yet. The next one fills this page:",
             "{ .xt-empty }",
             "",
@@ -83,7 +72,7 @@ def _ledger_head(by_module: dict[str, list[verification.Summary]]) -> list[str]:
     runs = sorted({(t.about["created"][:10], *map(t.about.get, ABOUT))
                    for t in good_tests})  # fmt: skip
     tests = len({test.id for test in good_tests})
-    head += [
+    lines += [
         f"{good} of {len(summaries)} functions and classes are verified on their "
         f"current source, by {tests} tests.",
         "",
@@ -91,12 +80,12 @@ def _ledger_head(by_module: dict[str, list[verification.Summary]]) -> list[str]:
         "| :--- | :--- | :--- | :--- | :--- |",
     ]
     places = {run[1:]: run[0] for run in runs}
-    head += [
+    lines += [
         f"| {backend} | {device} | {torch} | {platform} | "
         f"{verification.pretty_day(day)} |"
         for (backend, device, torch, platform), day in sorted(places.items())
     ]
-    return [*head, "", *_gpu_notes()]
+    return [*lines, "", *_gpu_notes()]
 
 
 def _gpu_notes() -> list[str]:
@@ -123,7 +112,7 @@ def _ledger_rows(summary: verification.Summary) -> list[str]:
     found = symbols.resolve(summary.symbol)
     place = f"{found.path}:{found.first}".removeprefix("src/")
     url = config.source_url(found.path, found.first, found.last)
-    head = (
+    first = (
         f"`{name}`{{ #{embed.anchor(summary.symbol)} .xt-ledger-{state} }}<br>"
         f"{embed.path_in_bar(place, url)}"
     )
@@ -141,14 +130,14 @@ def _ledger_rows(summary: verification.Summary) -> list[str]:
                 failed.add(run)
     if not runs:
         why = "the source has changed since" if summary.stale else "no test names it"
-        return [f"| {head} | Not verified: {why}. | | | |"]
+        return [f"| {first} | Not verified: {why}. | | | |"]
     rows = []
     for run, sizes in sorted(runs.items()):
         name, place = run
         result = " **fails**" if run in failed else ""
         ranks = ", ".join(map(str, sorted(sizes))) or "none"
         cells = f"{_test_link(name)}{result} | {cases[run]} | {place} | {ranks} |"
-        rows.append(f"| {'' if rows else head} | {cells}")
+        rows.append(f"| {'' if rows else first} | {cells}")
     return rows
 
 

@@ -6,8 +6,6 @@ Generated pages are the ledger and those under docs/en/reference; they are not
 committed. Files that would not change are left alone.
 """
 
-import shutil
-
 from . import config, fonts, transcripts
 from .authored import require_no_typed_code
 from .ledger_page import write_ledger
@@ -25,7 +23,6 @@ def main() -> None:
         require_no_typed_code()
         transcripts.require_embedded()
         say("transcripts: as fresh runs print them")
-    shutil.rmtree(config.PAGES / "source", ignore_errors=True)  # earlier builds made it
     say(f"fonts: {fonts.write_fonts()} faces")
     say(f"reference pages: {write_reference()}")
     say(f"ledger: {write_ledger()} symbols")

@@ -6,11 +6,11 @@
 - The fonts that a page shows are asked for at once, not when the styles have been read.
 - Each block of code says how many lines it has, so that a browser lays it out only when
   it comes near the screen; long ones are folded (`folds`).
-- A style that a page brings several times is in it once.
+- A style that a page brings several times is in it once, and so is our mark.
 - Files to download are files, not base64 in each page that offers them.
 - The search has a worker of our own (`search`).
-- What no page asks for goes (source maps, search in other languages), and so do blank
-  space of templates and marks without a colour.
+- What no page asks for goes (source maps, search in other languages, the styles of a
+  notebook's widgets), and so do blank space of templates and marks without a colour.
 """
 
 import base64
@@ -40,6 +40,10 @@ COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
 INLINE = re.compile(r"<style[^>]*>(.*?)</style>", re.DOTALL)
 LONG = 50_000
 """Inline styles above are those of notebooks: half a megabyte, the same in each."""
+RULE = re.compile(r"(?<![^{}])(?P<selectors>[^{}]*)\{[^{}]*\}")
+WIDGET = re.compile(r"\.(?:bp3|lm|CodeMirror|cm)-")
+"""Menus and editors of a running notebook: two thirds of its styles."""
+MARK = re.compile(r'(<svg[^>]* class="xt-mark-svg"[^>]*>)(.*?)(</svg>)', re.DOTALL)
 INDENT = re.compile(r"\n\s+")
 KEPT = re.compile(r"(<(?:pre|textarea)\b.*?</(?:pre|textarea)>)", re.DOTALL)
 PLAIN = re.compile(r'<span class="[nw]">([^<]*)</span>')
@@ -47,7 +51,10 @@ PLAIN = re.compile(r'<span class="[nw]">([^<]*)</span>')
 DATA = re.compile(
     r'href="data:(?:text/x-|application/)(?P<kind>python|json);base64,(?P<data>[^"]+)"'
 )
-TIPS = re.compile(r'(?<=<a class=")(headerlink|autorefs)(?P<rest>[^>]*?) title="[^"]*"')
+TIPS = re.compile(
+    r'(?P<before><a (?:href="[^"]*" )?class=")(?P<class>headerlink|autorefs)'
+    r'(?P<rest>[^>]*?) title="[^"]*"'
+)
 """Tips that say nothing new: the theme would set up each of them as a page loads."""
 PATH = re.compile(r'(?<=class="xt-path">)[^<]+(?=</code>|</a>)')
 """A path above a block of code: it may break where a folder or a word ends."""
@@ -81,7 +88,7 @@ def publish(site: Path) -> None:
             text = NAMED.sub(worker, text)
         if script:
             text = SCRIPT.sub(rf'\g<start>{script}"', text)
-        text = TIPS.sub(_without_tip, _styles_once(text))
+        text = TIPS.sub(_without_tip, _mark_once(_styles_once(text)))
         text = DATA.sub(partial(_as_file, page, site), text)
         text = PATH.sub(lambda path: re.sub(r"(?<=[/_])", "<wbr>", path[0]), text)
         text = folds.with_lines(text, fold="xt-home" not in text)
@@ -110,8 +117,32 @@ def remove_unused(site: Path) -> None:
 
 def _without_tip(link: re.Match[str]) -> str:
     """A link without its tip; what has no words of its own keeps a name."""
-    name = ' aria-label="Link to this section"' if link[1] == "headerlink" else ""
-    return f"{link[1]}{link['rest']}{name}"
+    name = ' aria-label="Link to this section"' if link["class"] == "headerlink" else ""
+    return f"{link['before']}{link['class']}{link['rest']}{name}"
+
+
+def _mark_once(page: str) -> str:
+    """A page that draws our mark once, and shows this drawing wherever it stands."""
+    first: list[str] = []
+
+    def keep(mark: re.Match[str]) -> str:
+        begin, drawing, end = mark.groups()
+        if not first:
+            first.append(drawing)
+            return f'{begin}<g id="xt-mark">{drawing}</g>{end}'
+        return f'{begin}<use href="#xt-mark"/>{end}' if drawing in first else mark[0]
+
+    return MARK.sub(keep, page)
+
+
+def _without_widgets(style: str) -> str:
+    """A notebook's style less the rules that only widgets have a use for."""
+
+    def keep(rule: re.Match[str]) -> str:
+        selectors = rule["selectors"].split(",")
+        return "" if all(WIDGET.search(one) for one in selectors) else rule[0]
+
+    return RULE.sub(keep, style)
 
 
 def _styles_once(page: str) -> str:
@@ -184,6 +215,7 @@ class _Styles:
 
     def _inline(self, style: str) -> str:
         """A long style of a page as a sheet, so that pages share it."""
+        style = _without_widgets(style)
         name = f"assets/inline.{digest(style.encode())}.css"
         (self.site / name).write_text(style)
         return name

@@ -8,7 +8,7 @@ from xtrain.evidence.source import module_name
 from . import authored, config, symbols
 from .blocks import RAW
 from .evidence_links import closed_block
-from .generated import prune, write
+from .generated import head, prune, write
 
 
 def modules() -> list[str]:
@@ -51,7 +51,7 @@ def rooms() -> dict[str, list[str]]:
 def write_reference() -> int:
     """docs/en/reference/<room>.md; returns how many."""
     folder = config.PAGES / "reference"
-    index = _head("Reference", "Every public name of xtrain, room by room.")
+    index = head("Reference", "Every public name of xtrain, room by room.")
     index += ["Every public name, from the docstrings, with its code.", ""]
     kept = {folder / "index.md"}
     for room, members in rooms().items():
@@ -68,30 +68,17 @@ def _title(room: str) -> str:
     return room if room == "xtrain" else f"xtrain.{room}"
 
 
-def _head(title: str, description: str) -> list[str]:
-    return [
-        "---",
-        f"title: {title}",
-        f"description: {description}",
-        "generated: true",
-        "---",
-        "",
-        f"# {title}",
-        "",
-    ]
-
-
 def _room_page(room: str, members: list[str]) -> str:
-    title, taught, inner = _title(room), taught_in(), room in MACHINERY
-    code = "" if inner else ", with its code"
-    lines = _head(title, f"Reference of {title}, from its docstrings{code}.")
-    if inner:
-        lines.insert(1, "search: {exclude: true}")
+    title, taught, inner = _title(room), taught_in(), room in MACHINERY | SHOWN
+    bare = inner or room in TOOLS
+    code = "" if bare else ", with its code"
+    about = f"Reference of {title}, from its docstrings{code}."
+    lines = head(title, about, searched=not inner)
     for module in members:
         lines += [
             f"## `{module}` {{ #{module} }}",
             "",
-            *([] if inner else [RAW[0], *_file(module).split("\n"), RAW[1]]),
+            *([] if bare else [RAW[0], *_file(module).split("\n"), RAW[1]]),
             "",
             *taught.get(module, []),
             f"::: {module}",
@@ -104,6 +91,10 @@ def _room_page(room: str, members: list[str]) -> str:
 MACHINERY = {"bench", "copying", "evidence", "practice"}
 """Rooms that race, copy, record and check what the others do: without the text of their
 files, and not in the search."""
+SHOWN = {"whiteboard"}
+"""Rooms whose files stand whole on pages that are found instead of them."""
+TOOLS = {"backends", "cli", "cluster", "testing"}
+"""Rooms without the text of their files, which are used and not taken along."""
 TELLING = re.compile(r"(lc\d-|planning/|cluster/|model\.md)")
 """Pages that teach; others show code as well."""
 TITLE = re.compile(r"^title: \"?(.+?)\"?$", re.MULTILINE)

@@ -12,13 +12,14 @@ import io
 import os
 import re
 import sys
-from functools import lru_cache, partial
+from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from . import build, config
+from .generated import kept_by_file
 
 DIGEST = re.compile(r"[.-][0-9a-f]{8}\.")
 """In the name of a file whose content never changes: another content, another name."""
@@ -30,10 +31,9 @@ SHORT = 512
 """Files below this many bytes travel as they are."""
 
 
-@lru_cache(maxsize=64)
-def packed(path: Path, changed: int) -> bytes:
-    """A file in its gzip form, kept while it stays as it is."""
-    del changed  # part of the key: a changed file is read again
+@kept_by_file
+def packed(path: Path) -> bytes:
+    """A file in its gzip form."""
     return gzip.compress(path.read_bytes(), 6, mtime=0)
 
 
@@ -97,7 +97,7 @@ class Handler(SimpleHTTPRequestHandler):
         size = status.st_size
         if pack:
             file.close()
-            small = packed(path, status.st_mtime_ns)
+            small = packed(path)
             file, size = io.BytesIO(small), len(small)
         tag = f'"{status.st_mtime_ns:x}-{size:x}-{"gz" if pack else "raw"}"'
         known = tag in (self.headers["If-None-Match"] or "")

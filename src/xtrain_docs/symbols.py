@@ -2,12 +2,12 @@
 
 import ast
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from xtrain.evidence.source import module_file, names
 
 from . import config
+from .generated import kept_by_file
 
 
 class SymbolError(ValueError):
@@ -54,15 +54,14 @@ def module_path(module: str, root: Path | None = None) -> Path:
     return path
 
 
-@lru_cache(maxsize=512)
-def _text(path: Path, stamp: int) -> str:
-    del stamp
+@kept_by_file
+def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-@lru_cache(maxsize=512)
-def _tree(path: Path, stamp: int) -> ast.Module:
-    return ast.parse(_text(path, stamp))
+@kept_by_file
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(_text(path))
 
 
 def resolve(reference: str, root: Path | None = None) -> Symbol:
@@ -78,7 +77,7 @@ def resolve(reference: str, root: Path | None = None) -> Symbol:
         raise SymbolError(f"{reference!r} is not of the form package.module:name")
     path = module_path(module, root)
     first, last, docstring = _lines(reference, path)
-    lines = _text(path, path.stat().st_mtime_ns).splitlines()
+    lines = _text(path).splitlines()
     return Symbol(
         module,
         name,
@@ -92,7 +91,7 @@ def resolve(reference: str, root: Path | None = None) -> Symbol:
 
 def _lines(reference: str, path: Path) -> tuple[int, int, tuple[int, int] | None]:
     where, _, name = reference.partition(":")
-    body = _tree(path, path.stat().st_mtime_ns).body
+    body = _tree(path).body
     node: ast.stmt | None = None
     for part in name.split("."):
         node = next((n for n in body if part in names(n)), None)

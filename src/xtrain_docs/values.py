@@ -16,7 +16,6 @@ lines before the table, and name what rows share: `for link in [LINKS["nvlink4"]
 
 import ast
 import html
-import importlib
 import numbers
 import re
 import xml.etree.ElementTree as ET
@@ -26,6 +25,8 @@ from typing import Any
 
 from markdown.inlinepatterns import InlineProcessor
 from markdown.preprocessors import Preprocessor
+
+from xtrain import plan
 
 from . import config, fences, lectures, races, verification
 from .amounts import FILTERS, NO_BREAK, UNIT, GiB, KiB, MiB, number
@@ -52,18 +53,7 @@ def value(function: Callable[..., Any]) -> Callable[..., Any]:
 def names() -> dict[str, Any]:
     """Every name an expression may use, whichever page is read first."""
     lectures.load()
-    found = dict(VALUES)
-    try:
-        plan = importlib.import_module("xtrain.plan")
-    except ModuleNotFoundError as problem:
-        if problem.name not in ("xtrain", "xtrain.plan"):
-            raise
-    else:
-        public = getattr(plan, "__all__", None) or [
-            name for name in vars(plan) if not name.startswith("_")
-        ]
-        found |= {name: getattr(plan, name) for name in public}
-    return found
+    return VALUES | {name: getattr(plan, name) for name in plan.__all__}
 
 
 def evaluate(expression: str, **bound: Any) -> str:

@@ -16,6 +16,7 @@ RACES = [
     for race in races
     if name not in ("lc4", "lc5") or "batch8" not in race.name  # like small, but slow
     if name != "lc7" or race.name not in ("loop_many", "transformers_many")
+    if name != "lc8"  # has layouts of its own: test_trainer_trials
 ]
 FEW_BYTES = ("lc1", "backends")
 ONCE = replace(SHORT, rounds=1, most_rounds=1)  # results are checked before the rounds

@@ -1,7 +1,11 @@
 """Checkpoints written by other processes while training goes on."""
 
 import os
+import re
+import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.checkpoint.test_refused import flip, truncate
 from xtrain.checkpoint import (
     CheckpointError,
     Shard,
@@ -160,6 +165,111 @@ def test_no_room_for_the_copy_is_an_error_on_every_rank(world, tmp_path):
 def test_memory_that_is_not_there_is_refused_before_it_is_written(tmp_path):
     with pytest.raises(OSError, match="space|large"):
         reserve(tmp_path / "large", 1 << 60)
+
+
+FULL = """
+import safetensors.torch
+save_file = safetensors.torch.save_file
+def refused(tensors, path):
+    if "step-00000002" in str(path) and "rank-00001" in str(path):
+        raise OSError(28, "No space left on device")
+    save_file(tensors, path)
+safetensors.torch.save_file = refused
+"""
+"""What a writer imports at its start, of which rank 1 has no room for step 2."""
+
+
+def no_room(directory: str, how: str, path: str) -> str:
+    """Rank 1's writer cannot write its file; then all go on."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shards, optimizer = model_of(rank, size)
+    writer = BackgroundWriter(seconds=20)
+    with environment(PYTHONPATH=path):
+        save_checkpoint(directory, 1, shards, optimizer, write=writer)
+        writer.wait()
+        dist.barrier()
+    if rank == 1 and how == "File too large":
+        few = 100, 100
+        resource.prlimit(writer.process.pid, resource.RLIMIT_FSIZE, few)
+    save_checkpoint(directory, 2, shards, optimizer, write=writer)
+    with pytest.raises(CheckpointError) as caught:
+        writer.wait()
+    assert latest(directory) == Path(directory, "step-00000001")
+    assert not list(Path(directory).glob(".partial-*"))
+    assert loaded(directory) == 1
+    save_checkpoint(directory, 3, shards, optimizer, write=writer)
+    writer.close()
+    assert loaded(directory) == 3 and loaded(f"{directory}/step-00000001") == 1
+    return str(caught.value)
+
+
+@contextmanager
+def environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@pytest.mark.verifies(*SYMBOLS)
+@pytest.mark.parametrize("how", ["No space left on device", "File too large"])
+def test_a_disk_without_room_is_named_on_every_rank_and_loses_nothing(
+    world, tmp_path, how
+):
+    if how == "File too large" and not hasattr(resource, "prlimit"):
+        pytest.skip("another process is limited by prlimit, which Linux has")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "sitecustomize.py").write_text(FULL if how.startswith("No") else "")
+    errors = world(2).run(no_room, str(tmp_path / "run"), how, str(full))
+    assert len(set(errors)) == 1
+    assert "step 2 was not saved" in errors[0] and how in errors[0]
+    assert re.search(r"rank 1: \S+/rank-00001.safetensors cannot be written", errors[0])
+
+
+def written_and_kept(directory: str) -> None:
+    """Two steps, of other weights."""
+    shards, optimizer = model_of(dist.get_rank(), dist.get_world_size())
+    writer = BackgroundWriter()
+    for number in (1, 2):
+        step(shards, optimizer)
+        save_checkpoint(directory, number, shards, optimizer, write=writer)
+    writer.close()
+
+
+def damaged(directory: str) -> str:
+    """The error of the newest; it changes nothing, and the one before is whole."""
+    shards, optimizer = model_of(dist.get_rank(), dist.get_world_size())
+    before = [shard.tensor.detach().clone() for shard in shards]
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(directory, shards, optimizer)
+    assert all(torch.equal(s.tensor, t) for s, t in zip(shards, before, strict=True))
+    assert load_checkpoint(f"{directory}/step-00000001", shards, optimizer)[0] == 1
+    right, other = model_of(dist.get_rank(), dist.get_world_size())
+    step(right, other)
+    for shard, expected in zip(shards, right, strict=True):
+        assert torch.equal(shard.tensor, expected.tensor)
+    return str(caught.value)
+
+
+@pytest.mark.verifies(*SYMBOLS, "xtrain.checkpoint.training_state:load_checkpoint")
+def test_a_damaged_file_of_a_writer_is_named_on_every_rank(world, tmp_path):
+    world(2).run(written_and_kept, str(tmp_path))
+    path = latest(tmp_path) / "rank-00001.safetensors"
+    assert path.parent.name == "step-00000002"
+    good = path.read_bytes()
+    for how, rule in ((flip, "wrong checksum"), (truncate, "bytes")):
+        how(path, "weight")
+        errors = world(2).run(damaged, str(tmp_path))
+        assert len(set(errors)) == 1
+        assert f"{path} is damaged" in errors[0] and rule in errors[0]
+        path.write_bytes(good)
+    assert world(2).run(loaded, str(tmp_path)) == [2, 2]
 
 
 def no_folder(directory: str) -> None:

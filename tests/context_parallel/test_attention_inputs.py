@@ -17,7 +17,12 @@ from xtrain.context_parallel import (
     ulysses_attention,
     unshard_sequence,
 )
-from xtrain.context_parallel.block_attention import FUSED_CUDA, TILES
+from xtrain.context_parallel.block_attention import (
+    FUSED_CPU,
+    FUSED_CUDA,
+    TILES,
+    best_for,
+)
 
 RING = "xtrain.context_parallel.ring_attention:ring_attention"
 GATHERED = "xtrain.context_parallel.all_gather_attention:all_gather_attention"
@@ -217,6 +222,7 @@ def test_the_kernels_for_gpus_fit_their_schemas():
     assert (out.shape, lse.shape) == (q.shape, q.shape[:3])
     dq, dk, dv = FUSED_CUDA.backward(out, q, k, k, out, lse, True, 0.3)
     assert (dq.shape, dk.shape, dv.shape) == (q.shape, k.shape, k.shape)
+    assert best_for(q) is FUSED_CPU  # shapes alone: no scores are kept
 
 
 def kernels_for_gpus_against_tiles(causal, key_heads):

@@ -147,6 +147,17 @@ def test_each_room_has_one_reference_page_with_its_code(toy, monkeypatch):
     assert f'href="{file}"' in (folder / "comm.md").read_text()
 
 
+@pytest.mark.parametrize("room", ["whiteboard", "practice", "comm"])
+def test_files_that_stand_on_pages_and_machinery_are_not_in_the_reference(toy, room):
+    toy.write("src/xtrain/__init__.py", "")
+    toy.write(f"src/xtrain/{room}/__init__.py", "")
+    toy.write(f"src/xtrain/{room}/ring.py", "def ring():\n    return 12345\n")
+    reference_pages.write_reference()
+    page = (toy.root / f"docs/en/reference/{room}.md").read_text()
+    assert f"::: xtrain.{room}.ring\n" in page
+    assert ("12345" in page) == ("exclude: true" not in page) == (room == "comm")
+
+
 def test_a_module_of_the_reference_leads_to_the_pages_that_teach_it(toy):
     toy.record("toy.ring:ring")
     for name in ("lc1-toy/ring.md", "bugs/lc1.md"):

@@ -27,7 +27,7 @@ from xtrain.plan import (
 from xtrain.schedules import SCHEDULES, simulate
 from xtrain_docs import config, pyodide
 from xtrain_docs.blocks import BlockError, parse_info
-from xtrain_docs.build import has_calculators
+from xtrain_docs.build import has
 from xtrain_docs.calculators import element as made
 from xtrain_docs.calculators.answers import CALCULATORS, answer
 from xtrain_docs.calculators.forms import Choice, Number, Upload, read_values
@@ -327,12 +327,13 @@ def test_a_release_needs_it(nowhere, monkeypatch):
         pyodide.is_ready()
 
 
-def test_only_a_site_with_a_calculator_gets_python(tmp_path):
+@pytest.mark.parametrize("tag", ["xtrain-calculator", "xtrain-drill"])
+def test_only_a_site_with_such_an_element_gets_python(tmp_path, tag):
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "index.html").write_text("<p>calculator</p>")
-    assert not has_calculators(tmp_path)
-    (tmp_path / "index.html").write_text('<xtrain-calculator id="x">')
-    assert has_calculators(tmp_path)
+    (tmp_path / "a" / "index.html").write_text(f"<p>{tag}</p>")
+    assert not has(tmp_path, tag)
+    (tmp_path / "index.html").write_text(f'<{tag} id="x">')
+    assert has(tmp_path, tag)
 
 
 def test_the_element_is_no_word_of_a_paragraph(monkeypatch):

@@ -167,14 +167,6 @@ def test_a_release_needs_the_editor(nowhere, monkeypatch):
         editor.is_ready()
 
 
-def test_only_a_site_with_drills_gets_them(tmp_path):
-    page = tmp_path / "index.html"
-    page.write_text("<p>drill</p>")
-    assert not drill_pages.is_used(tmp_path)
-    page.write_text("<xtrain-drill>")
-    assert drill_pages.is_used(tmp_path)
-
-
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
 def test_what_an_import_takes_has_the_right_shape():
     """The store of the page, in node: an entry of any shape becomes a whole one."""

@@ -1,11 +1,13 @@
 """A build is spared when nothing it was made of has changed, and only then."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
 
 from tests.docs.test_build import EMBED, MKDOCS
 from xtrain_docs import build, config, inputs, prebuild
+from xtrain_docs.generated import kept_by_file
 
 PAGE = EMBED % "_hidden" + '\n```py\n--8<-- "snippets/a.py"\n```\n'
 
@@ -93,3 +95,14 @@ def test_what_is_edited_during_a_build_counts_as_changed(built, monkeypatch):
     monkeypatch.setattr(prebuild, "main", lambda: edit.write_text(text + "# a word\n"))
     assert build.main([]) == 0
     assert inputs.differences(config.SITE) == ["all"]
+
+
+def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path):
+    seen = []
+    read = kept_by_file(lambda path: seen.append(path) or path.read_text())
+    file = tmp_path / "a"
+    for words, time in (("one", 1), ("two", 2)):
+        file.write_text(words)
+        os.utime(file, (time, time))
+        assert read(file) == read(file) == words
+    assert len(seen) == 2

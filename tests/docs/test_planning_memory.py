@@ -81,7 +81,7 @@ def with_padding(case: Case, rank: int) -> StateMemory:
 def test_every_state_is_predicted_to_the_byte(on_ranks):
     """Every run, every rank, every kind; the exceptions are those the page names.
 
-    Activations are held to two percent in the same runs.
+    Activations of the same runs are as predicted, but for ids.
     """
     for name, case in CASES.items():
         found = measured(case)
@@ -98,7 +98,8 @@ def test_every_state_is_predicted_to_the_byte(on_ranks):
                 assert abs(more) <= 5 * 3 * 16, (name, rank, more)
             kept = measured_memory.predicted_activations(case, rank)
             assert (kept is None) == ("expert" in name)
-            assert kept is None or one["activations"] == pytest.approx(kept, rel=0.02)
+            ids = 4 * 8 * 2 * 24  # of tokens or labels, of the micro-batches in flight
+            assert kept is None or 0 <= one["activations"] - kept <= ids + 16
     for name, right in BY_HAND.items():
         assert tuple(measured(CASES[name])[0][kind] for kind in KINDS) == right, name
     last = measured(CASES["FSDP"])[3]

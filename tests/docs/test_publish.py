@@ -57,6 +57,29 @@ def test_every_page_has_one_style_sheet_that_leads_to_the_same_file(site):
     assert not (site / "theme/main.css").exists(), "its words are in the other file"
 
 
+def test_a_page_draws_the_mark_once(site):
+    mark = '<svg viewBox="0 0 1 1" class="xt-mark-svg"><path d="{d}"/></svg>'
+    body = mark.format(d="M0") + mark.format(d="M1") + mark.format(d="M0")
+    (site / "index.html").write_text(PAGE.format(root="", body=body))
+    page = published(site)["index.html"]
+    assert page.count('d="M0"') == page.count('id="xt-mark"') == 1
+    assert page.count('<use href="#xt-mark"/></svg>') == 1
+    assert '<path d="M1"/></svg>' in page, "another drawing stays"
+
+
+def test_of_the_styles_of_a_notebook_those_of_widgets_go(site):
+    kept = ".jp-Cell,.bp3-menu{a:b}@media print{.x{c:d}.y .cell{e:f}}"
+    gone = ".jp .bp3-menu:hover,.lm-Widget{g:h}.cm-editor{i:j}"
+    style = kept.replace("}}", "}" + gone + "}")
+    head = f"<style>{style}{' ' * publish.LONG}</style></head>"
+    path = site / "a/b/index.html"
+    path.write_text(path.read_text().replace("</head>", head))
+    published(site)
+    sheets = [path.read_text() for path in site.glob("assets/site.*.css")]
+    assert any(kept in text for text in sheets)
+    assert not any("bp3-menu:hover" in text or "i:j" in text for text in sheets)
+
+
 def test_addresses_in_a_joined_sheet_lead_where_they_led(site):
     published(site)
     text = next(site.glob("assets/site.*.css")).read_text()
@@ -178,13 +201,15 @@ def test_a_download_is_a_file_beside_the_pages(site):
 def test_a_style_stands_once_and_tips_that_say_nothing_go(site):
     head = '<a class="headerlink" href="#x" title="Link to this section">&para;</a>'
     entry = '<a class="autorefs xt-api" title="&lt;span&gt;" href="#y">API</a>'
+    other = '<a href="#z" class="headerlink" title="Link to this section">&para;</a>'
     style = "<style>.xs{}</style>"
-    body = f"{style}<p>1</p>{style}{head}{entry}"
+    body = f"{style}<p>1</p>{style}{head}{entry}{other}"
     (site / "index.html").write_text(PAGE.format(root="", body=body))
     page = published(site)["index.html"]
     assert page.count(style) == 1
     assert '<a class="headerlink" href="#x" aria-label="Link to this section">' in page
     assert '<a class="autorefs xt-api" href="#y">' in page
+    assert '<a href="#z" class="headerlink" aria-label="Link to this' in page
 
 
 def test_a_path_may_break_where_a_word_ends(site):

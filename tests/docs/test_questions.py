@@ -55,7 +55,7 @@ def test_no_page_is_described_that_asks_nothing():
 
 
 def test_an_item_is_a_link_with_its_facets():
-    first, *_ = interview_questions("lc2").markdown()
+    first, *_ = interview_questions("lc2")
     assert first == (
         "- [Why do we reduce the gradients and not the loss?](lc2.md#q24)"
         '{ data-level="basic" data-kind="concept" }'

@@ -82,6 +82,32 @@ def test_words_that_many_pages_have_tell_nothing():
     assert rests == [f"only{i}x" for i in range(20)]
 
 
+def test_anchors_that_follow_from_titles_are_left_out():
+    anchors = [
+        "page",
+        "x.ring",
+        "x.ring.f",
+        "x.ring.f.g",
+        "x.tree",
+        "x.tree.f",
+        "",
+        "a",
+    ]
+    titles = ["Page", "x.ring", "f", "g", "x.tree", "f", "", "f"]
+    sections = [[a, t, "words"] for a, t in zip(anchors, titles, strict=True)]
+    made = list(index.shortened(sections))
+    assert [a for a, *_ in made] == ["page", "=", ".", "x.ring.f.g", "=", ".", "", "a"]
+    assert [rest for _, *rest in made] == [rest for _, *rest in sections]
+
+
+def test_questions_of_another_page_are_a_heading_on_a_lecture():
+    found = [Section("interview", "Interview questions", "Why a ring? Why a tree?")]
+    page = index.entry("lc1-communication/", "T", "", [], found)
+    assert page["sections"] == [["interview", "Interview questions", "", "", ""]]
+    page = index.entry("interview/", "T", "", [], found)
+    assert page["sections"][0][3] == "Why a ring? Why a tree?"
+
+
 def test_every_kind_of_page_has_its_room():
     rooms = {
         "": "lectures", "lc3-zero/stage-3/": "lectures", "model/": "lectures",

@@ -9,11 +9,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
 
-from xtrain.data_parallel import DistributedDataParallel
-from xtrain.pipeline_parallel import PipelineRunner
-from xtrain.schedules import SCHEDULES
 from xtrain_docs import config
 from xtrain_docs.lectures.spine import curves
 from xtrain_docs.runs import EvidenceError
@@ -98,8 +95,8 @@ def test_every_layout_of_a_lecture_reproduces_it(on_ranks, lecture, on_2, on_4, 
 
 def loads_of_experts() -> list[list[int]]:
     """Copies that each expert of the first layer gets, of this rank's rows."""
-    model = wrappers.trained_by("lc7", "experts on all ranks").model
-    rank, size = training.place()
+    model = wrappers.trained_by("lc7", "experts on all ranks").model.parts[0]
+    rank, size = dist.get_rank(), dist.get_world_size()
     found = []
     for step in range(len(training.ROWS)):
         with torch.no_grad():
@@ -127,112 +124,105 @@ def test_the_run_with_experts_has_what_mistakes_need_to_show(world, on_ranks):
 
 def averaged(right):
     """The mean of the ranks' gradients, where their sum was meant."""
-    right.model = DistributedDataParallel(training.new_model())
-    parameters = right.model.parameters()
-    right.optimizer = torch.optim.AdamW(parameters, **training.ADAMW)
-    right.clip = training.clip(right.model)
+    gradients = right.gradients
+
+    def mean(*rows):
+        loss = gradients(*rows)
+        for parameter in right.model.parameters():
+            parameter.grad /= dist.get_world_size()
+        return loss
+
+    right.gradients = mean
 
 
 def not_reduced(right):
     """Each rank steps with the gradients of its own rows, or of its own tokens."""
-    right.reduce = lambda: None
+    right.model.stages[0].module.reduce_gradients = lambda: None
+    right.model.parts[0].sync_gradients = lambda: None
 
 
 def all_inside_no_sync(right):
-    right.sync = lambda is_last: right.model.no_sync()
+    gradients, ddp = right.gradients, right.model.stages[0].module
+    ddp.no_sync, no_sync = nullcontext, ddp.no_sync
+
+    def quiet(*rows):
+        with no_sync():
+            return gradients(*rows)
+
+    right.gradients = quiet
 
 
-def reduced_every_time(right):
-    """Each micro-batch is summed over the ranks, the first one once too often."""
-    right.micro_batches, right.sync = 2, lambda is_last: nullcontext()
-    right.reduce, whole = lambda: None, right.model
-
-    class Loss(torch.Tensor):
-        def backward(self, *arguments):
-            self.as_subclass(torch.Tensor).backward(*arguments)
-            whole.reduce_gradients()
-
-    right.model = lambda *batch: whole(*batch).as_subclass(Loss)
+def reduced_twice(right):
+    """The sum over the ranks is summed over them once more."""
+    wrapper = right.model.stages[0].module
+    once = wrapper.reduce_gradients
+    wrapper.reduce_gradients = lambda: (once(), once())
 
 
 def clipped_alone(right):
     """One rank steps with gradients of another size."""
-    clip, factor = right.clip, 1 + training.place()[0]
+    clip, factor = right.clip, 1 + dist.get_rank()
     right.clip = lambda norm: clip(norm * factor)
 
 
 def clipped_by_its_own_norm(right):
-    """The norm of one rank's slices, where that of all of them was meant."""
+    """The norm of one rank's slices or stages, where that of all was meant."""
     right.clip = training.clip(right.model)
-
-
-def each_stage_clipped_by_its_own_norm(right):
-    """The norm of one rank's stages, where that of the whole model was meant."""
-    parameters = [p for stage in right.model for p in stage.parameters()]
-    right.clip = lambda norm: nn.utils.clip_grad_norm_(parameters, norm)
 
 
 def mean_of_micro_batch_means(right):
     """Each micro-batch divided by its own count, where they are summed."""
-    (stage,) = right.model
-    bare = stage.module.loss_fn
-    runner = PipelineRunner(
-        right.model,
-        SCHEDULES["one_f_one_b"](2, 4),
-        lambda *both: (bare(*both)[0] / bare(*both)[1].clamp(min=1), 1),
-    )
-    more = wrappers.with_more_rows
-    right.whole_step = lambda tokens, labels: runner.step(
-        more(tokens, 0), more(labels, training.IGNORED)
-    )
+    (part,) = right.model.parts
+    bare = part.loss_fn
+    part.loss_fn = lambda *both: (bare(*both)[0] / bare(*both)[1].clamp(min=1), 1)
 
 
 def labels_of_other_tokens(right):
     """Tokens are cut by zigzag, and labels into runs."""
-    model = right.model
-    cut, sums = model.context, model.run
+    (model,) = right.model.parts
+    cut, sums, step = model.context, model.run, right.gradients
 
     def run(*tokens_and_masks):
         logits = sums(*tokens_and_masks)
         model.context = cut._replace(balance="none")  # for the labels
         return logits
 
-    def forward(tokens, labels):
+    def gradients(*rows):
         model.context = cut
-        return model(tokens, labels)
+        return step(*rows)
 
-    model.run, right.model = run, forward
-    right.sync = lambda is_last: nullcontext()
+    model.run, right.gradients = run, gradients
 
 
 def expert_gradients_divided_by_the_ranks(right):
     """An average where the sum of all ranks' tokens was there already."""
-    summed = right.reduce
+    (model,) = right.model.parts
+    summed = model.sync_gradients
 
-    def reduce():
+    def sync():
         summed()
-        for name, parameter in right.model.named_parameters():
+        for name, parameter in model.named_parameters():
             if ".experts." in name:
-                parameter.grad /= training.place()[1]
+                parameter.grad /= dist.get_world_size()
 
-    right.reduce = reduce
+    model.sync_gradients = sync
 
 
 def routers_not_summed(right):
     """Each rank steps with its own tokens' gradient of the routers."""
-    summed = right.reduce
+    (model,) = right.model.parts
+    named = model.named_parameters()
+    routers = [p for name, p in named if name.endswith("router.weight")]
+    summed = model.sync_gradients
+    assert routers
 
-    def reduce():
-        routers = [
-            p for n, p in right.model.named_parameters() if n.endswith("router.weight")
-        ]
-        assert routers
+    def sync():
         own = [p.grad.clone() for p in routers]
         summed()
         for parameter, gradient in zip(routers, own, strict=True):
             parameter.grad = gradient
 
-    right.reduce = reduce
+    model.sync_gradients = sync
 
 
 EXPERT = ("lc7", "experts on all ranks")
@@ -244,10 +234,10 @@ EXPERT = ("lc7", "experts on all ranks")
         ("lc2", "DDP", averaged),
         ("lc2", "naive", not_reduced),
         ("lc2", "DDP, two micro-batches", all_inside_no_sync),
-        ("lc2", "naive", reduced_every_time),
-        ("lc2", "DDP", clipped_alone),
+        ("lc2", "naive", reduced_twice),
+        ("lc2", "naive", clipped_alone),
         ("lc4", "tensor", clipped_by_its_own_norm),
-        ("lc5", "1F1B", each_stage_clipped_by_its_own_norm),
+        ("lc5", "1F1B", clipped_by_its_own_norm),
         ("lc5", "1F1B", mean_of_micro_batch_means),
         ("lc6", "ring, zigzag", not_reduced),
         ("lc6", "ring, zigzag", labels_of_other_tokens),

@@ -282,7 +282,7 @@ def in_16_bits(case: Case, kind: str) -> tuple:
     return y.dtype, x.grad.dtype, gates.dtype, same, gradients(layer)["up"].dtype
 
 
-@pytest.mark.verifies(LAYER)
+@pytest.mark.verifies(LAYER, "xtrain.expert_parallel.dispatch:copies_of")
 def test_bf16_and_autocast_are_those_of_the_layer_on_one_device(world):
     case = case_of("bf16", Rules(2), [5, 3])
     half, whole = torch.bfloat16, torch.float32

@@ -30,6 +30,7 @@ WAY = [
     "xtrain.expert_parallel.once_a_rank:once_a_rank",
     "xtrain.expert_parallel.dispatch:plan_once_a_rank",
     "xtrain.expert_parallel.dispatch:combine_sums",
+    "xtrain.expert_parallel.dispatch:send_copies",
 ]
 ONCE = {"once_a_rank": True}
 

@@ -19,7 +19,7 @@ from tests.model.twins import MIXTRAL, config_of
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel
 from xtrain.testing import expect_error
-from xtrain.zero import AdamW, ZeroOptimizer, clip_sharded_grad_norm_
+from xtrain.zero import AdamW, Muon, ZeroOptimizer, clip_sharded_grad_norm_
 
 CLIP = (
     "xtrain.zero.clip:clip_sharded_grad_norm_",
@@ -147,6 +147,19 @@ def by_the_model():
         with pytest.raises(ValueError, match=owner):
             run.bare.clip_grad_norm_(LIMIT)
         assert run.clip(LIMIT) > 2 * LIMIT
+
+
+def muon_shares_them():
+    """Its ranks have no sums in .grad until it has reduced them."""
+    model = XtrainModel(config_of(), init_mesh((2,), ("data",)))
+    Muon.of(model, gradient_reduction="sum")
+    with pytest.raises(ValueError, match="Muon shards the gradients"):
+        model.clip_grad_norm_(LIMIT)
+
+
+@pytest.mark.verifies("xtrain.model.gradient_sums:check_not_sharded")
+def test_a_model_refuses_to_clip_what_muon_reduces(world):
+    world(2).run(muon_shares_them)
 
 
 @pytest.mark.verifies(

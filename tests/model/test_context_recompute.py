@@ -82,7 +82,9 @@ def test_under_autocast_to_bf16_it_rounds_as_one_device_does(world):
     for errors in world(4).run(under_autocast):
         alone = max(error for what, error in errors.items() if "one device" in what)
         assert 1e-3 < alone < 0.1
-        assert max(errors.values()) < 2 * alone, errors
+        for what, error in errors.items():  # tensor ranks round their partial sums, too
+            most = 2.5 if "tensor" in what else 1.5
+            assert error < most * alone, (what, errors)
 
 
 def files(directory) -> None:

@@ -146,7 +146,7 @@ def elements_read(folder) -> tuple[int, int]:
     return sum(counted), max(counted)
 
 
-@pytest.mark.verifies(LOAD, "xtrain.model.hf_load:_fill")
+@pytest.mark.verifies(LOAD, "xtrain.model.hf_load:fill")
 @pytest.mark.parametrize("most", [10**9, 1500], ids=["one file", "several"])
 def test_a_rank_reads_its_own_elements_only_one_range_at_a_time(world, tmp_path, most):
     save_hf(XtrainModel(config_of()), tmp_path, max_file_bytes=most)

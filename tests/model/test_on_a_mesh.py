@@ -1,5 +1,8 @@
 """The decoder on meshes of ranks, against the whole one."""
 
+import math
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -344,12 +347,15 @@ def test_a_cut_model_from_the_meta_device_is_the_same(world):
     world(2).run(from_the_meta_device)
 
 
-def drops_as_one_device(cut_sequence: bool) -> float:
+DROPS = PARTS | {"num_key_value_heads": 1, "attention_dropout": 0.3}
+
+
+def drops_as_one_device(sizes, **options) -> float:
     """Three steps with equal generators; how far dropout moves the logits."""
-    config = config_of(**PARTS, num_key_value_heads=1, attention_dropout=0.3)
-    mesh = init_mesh((dist.get_world_size(),), ("tensor",))
+    config = config_of(**DROPS)
+    mesh = init_mesh(sizes, ("context", "tensor"))
     whole = XtrainModel(config, dtype=torch.float64)
-    cut = XtrainModel(config, mesh, sequence_parallel=cut_sequence, dtype=torch.float64)
+    cut = XtrainModel(config, mesh, dtype=torch.float64, **options)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.03) for m in (whole, cut)]
     documents = torch.arange(12).expand(2, 12) // 5
     for step in range(3):
@@ -379,16 +385,39 @@ def drops_as_one_device(cut_sequence: bool) -> float:
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_attention_dropout_on_tensor_ranks_is_that_of_one_device(world, size):
     for cut_sequence in (False, True):
-        for moved in world(size).run(drops_as_one_device, cut_sequence):
+        given = partial(drops_as_one_device, sequence_parallel=cut_sequence)
+        for moved in world(size).run(given, (1, size)):
             assert moved > 0.01
 
 
-def drops_over_context() -> None:
-    mesh, config = init_mesh((2,), ("context",)), config_of(attention_dropout=0.1)
-    with pytest.raises(ValueError, match=r"attention_dropout=0.1 on 2 context ranks"):
-        XtrainModel(config, mesh)
-
-
-@pytest.mark.verifies("xtrain.model.context:sequence_cut")
-def test_attention_dropout_over_context_ranks_is_refused(world):
-    world(2).run(drops_over_context)
+@pytest.mark.verifies(
+    *CUT,
+    "xtrain.model.context_dropout:ContextDropout",
+    "xtrain.model.context_dropout:Places",
+    "xtrain.context_parallel.sequence_mask:DroppingMask",
+)
+@pytest.mark.parametrize(
+    ("sizes", "attention", "balance", "recompute"),
+    [
+        ((1, 1), "ring", None, "none"),
+        ((2, 1), "ring", "striped", "none"),
+        ((2, 1), "all_gather", "documents", "layer"),
+        ((3, 1), "ring", "zigzag", "selective"),
+        ((3, 1), "ulysses", None, "none"),
+        ((2, 2), "ring", "documents", "none"),
+        ((2, 2), "ulysses", None, "selective"),
+        ((4, 1), "all_gather", "none", "none"),
+    ],
+)
+def test_attention_dropout_over_context_ranks_is_that_of_one_device(
+    world, sizes, attention, balance, recompute
+):
+    """With a window in one layer, documents in both, and recomputation."""
+    given = partial(
+        drops_as_one_device,
+        context_attention=attention,
+        context_balance=balance,
+        recompute=recompute,
+    )
+    for moved in world(math.prod(sizes)).run(given, sizes):
+        assert moved > 0.01

@@ -193,13 +193,37 @@ def refusals() -> None:
     for way, rule in (("full", "is not one of"), ("stage", "XtrainModel.stages knows")):
         with pytest.raises(ValueError, match=rule):
             XtrainModel(config_of(), recompute=way)
+    for way, some in (("none", 1), ("selective", 1), ("layer", -1), ("layer", 1.0)):
+        with pytest.raises(ValueError, match=f"recomputed_layers={some} with recompu"):
+            XtrainModel(config_of(), recompute=way, recomputed_layers=some)
     mesh = init_mesh((2,), ("pipeline",))
     rank = mesh.get_local_rank()
+    given = {"recompute": "layer", "recomputed_layers": rank}
+    with pytest.raises(ValueError, match="recomputed_layers"):
+        XtrainModel(config_of(), init_mesh((2,), ("data",)), **given)
     way, schedule = "all" if rank else "layer", SCHEDULES["gpipe"](2, 2)
     with pytest.raises(ValueError, match="recompute='all' is not one of.*stage"):
         XtrainModel.stages(config_of(), mesh, schedule, recompute=way)
     with pytest.raises(ValueError, match="recompute"):
         XtrainModel(config_of(), init_mesh((2,), ("data",)), recompute=WAYS[rank])
+
+
+def kept_of_layers() -> list[int]:
+    """Bytes that 8 layers keep, of which 8, 5, 2 and none are recomputed whole."""
+    found = []
+    for some in (8, 5, 2, 0):
+        options = {"recompute": "layer", "recomputed_layers": some}
+        model = XtrainModel(config_of(num_hidden_layers=8), **options)
+        with SavedTensors() as saved:
+            model.loss(*batch(0))
+        found.append(saved.nbytes(but=model.parameters()))
+    return found
+
+
+@pytest.mark.verifies(MODEL, LAYERS)
+def test_each_layer_that_is_recomputed_whole_keeps_less(world):
+    (kept,) = world(1).run(kept_of_layers)
+    assert kept[0] < kept[1] < kept[2] < kept[3]
 
 
 @pytest.mark.verifies("xtrain.model.checks:check_recompute")

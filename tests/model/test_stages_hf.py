@@ -92,7 +92,7 @@ def elements_read(folder) -> tuple[int, int]:
     return sum(counted), sum(sizes)
 
 
-@pytest.mark.verifies(LOAD, "xtrain.model.hf_load:_fill")
+@pytest.mark.verifies(LOAD, "xtrain.model.hf_load:fill")
 @pytest.mark.parametrize("most", [10**9, 1500], ids=["one file", "several"])
 def test_a_rank_reads_its_own_stages_only(world, tmp_path, most):
     model = made(DEEP)

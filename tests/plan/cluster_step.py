@@ -1,7 +1,8 @@
 """A training step of an `XtrainModel` in a layout of the plan, counted by a cluster.
 
-Every rank is a thread with real tensors on the CPU, in fp32. The second step counts: in
-the first one the ranks of a pipeline tell each other the shapes of their messages.
+Every rank is a thread with real tensors on the CPU, its weights in fp32. The second
+step counts: in the first one the ranks of a pipeline tell each other the shapes of
+their messages.
 """
 
 from collections import Counter
@@ -24,14 +25,17 @@ WHOLE = {"all_reduce": 2, "barrier": 0}
 a ring's 2 (n-1)/n of each of n ranks are 2 (n-1) of the tensor."""
 
 
-def two_steps(config: XtrainConfig, layout: Layout, sequence: int) -> None:
+def two_steps(
+    config: XtrainConfig, layout: Layout, sequence: int, autocast: bool
+) -> None:
     model = wrapped_model(config, layout, make_mesh(layout))
     optimizer = model.optimizer(torch.optim.AdamW)
     rows = layout.micro_batch * layout.micro_batches
     tokens = torch.randint(0, config.vocab_size, (rows, sequence))
     for _ in range(2):
         torch.distributed.barrier()
-        accumulate(model, tokens, tokens, micro_batches=layout.micro_batches)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            accumulate(model, tokens, tokens, micro_batches=layout.micro_batches)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -61,12 +65,12 @@ def of_last_step(transfers: list[RunTransfer]) -> Iterator[RunTransfer]:
 
 
 def bytes_of_a_step(
-    config: XtrainConfig, layout: Layout, sequence: int
+    config: XtrainConfig, layout: Layout, sequence: int, autocast: bool
 ) -> Counter[str]:
     """What all ranks together send, by axis."""
     links = flat(latency=0.0, bandwidth=1e9)
     cluster = VirtualCluster(layout.gpus, links, record=True)
-    cluster.run(two_steps, config, layout, sequence)
+    cluster.run(two_steps, config, layout, sequence, autocast)
     record = cluster.record
     assert record is not None
     transfers = list(record.transfers)

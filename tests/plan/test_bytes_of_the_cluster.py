@@ -14,8 +14,10 @@ import pytest
 from tests.plan.cluster_step import GRADIENTS, bytes_of_a_step
 from xtrain.model import XtrainConfig
 from xtrain.plan import Layout, device_parameters, traffic_per_step
+from xtrain.plan.layout import PLACEMENTS
 from xtrain.plan.layout_rules import broken_rules, padded_vocabulary
 from xtrain.train.layouts import axes_of
+from xtrain.train.traffic import transfer_dtypes
 
 DENSE = XtrainConfig(
     vocab_size=50, hidden_size=28, intermediate_size=48, num_hidden_layers=4,
@@ -44,7 +46,8 @@ def case(shape: XtrainConfig, *, wrong: str = "", **sizes: Any) -> Any:
 # What the plan has other than the library, see `case`; bytes are of all ranks together.
 SEQUENCE_OF_EXPERTS = (
     "TensorMoE cut along the sequence sums twice where layer_calls plans two scatters "
-    "and a third gather: 16,128 bytes more, once the activations of 3 layers, 2 groups"
+    "and a third gather: once the activations of 3 layers, 2 groups more, 16,128 bytes "
+    "in fp32"
 )
 CASES = [
     case(DENSE, data=2),
@@ -89,14 +92,21 @@ CASES = [
     case(TIED, pipeline=3, data=2, micro_batches=2),
     case(DENSE, pipeline=2, schedule="dualpipe", micro_batches=4),
     case(DENSE, pipeline=2, data=2, schedule="dualpipe", micro_batches=4),
+    case(DENSE, pipeline=2, data=2, schedule="chimera", micro_batches=4),
+    case(DENSE, pipeline=2, context=2, schedule="dualpipe_v", chunks=2,
+         micro_batches=4),
+    case(DENSE, pipeline=2, tensor=2, schedule="zb_h1", micro_batches=2),
+    case(DENSE, pipeline=2, schedule="gpipe", micro_batches=2),
+    case(EXPERTS, data=2, expert=2, tensor=2, recompute="full", micro_batches=2),
 ]  # fmt: skip
 
 
-def planned(shape: XtrainConfig, layout: Layout) -> Counter[str]:
+def planned(shape: XtrainConfig, layout: Layout, dtype: str) -> Counter[str]:
     """Of all ranks together, by axis; gradients and weights of all kinds in one."""
     found: dict[str, Fraction] = {}
+    sizes = transfer_dtypes(dtype)
     for rank in range(layout.pipeline):
-        for one in traffic_per_step(shape, layout, SEQUENCE, rank=rank, dtypes="fp32"):
+        for one in traffic_per_step(shape, layout, SEQUENCE, rank=rank, dtypes=sizes):
             axis = GRADIENTS if one.axis in ("data", "expert_data") else one.axis
             alike = layout.gpus // layout.pipeline
             found[axis] = found.get(axis, Fraction(0)) + alike * one.sent
@@ -110,6 +120,7 @@ def besides(shape: XtrainConfig, layout: Layout) -> Counter[str]:
     axes, count = axes_of(layout), layout.micro_batches
     batch, context, tensor = layout.data, layout.context, layout.tensor
     alike, again = layout.gpus // layout.pipeline, 1 + (layout.recompute == "full")
+    twice = PLACEMENTS.get(layout.schedule) == "mirror"  # stages on two ranks
     local = SEQUENCE // context * layout.micro_batch
 
     def sums(size: int, nbytes: int) -> int:
@@ -131,9 +142,7 @@ def besides(shape: XtrainConfig, layout: Layout) -> Counter[str]:
         more[GRADIENTS] += tables(batch, 1) + tables(batch, 4)
         more[GRADIENTS] += count * sums(context, FLOAT)
         # A byte for each tensor of gradients that two ranks sum, from each of them.
-        tensors = (
-            9 * shape.num_hidden_layers + 3 if layout.schedule == "dualpipe" else 0
-        )
+        tensors = twice * (9 * shape.num_hidden_layers + 3)
         tensors += shape.tie_word_embeddings
         more["pipeline"] += 2 * alike * tensors
     # Each attention and each exchange of experts: do all ranks make the same call?
@@ -147,7 +156,7 @@ def besides(shape: XtrainConfig, layout: Layout) -> Counter[str]:
     bare = layout.context > 1 or layout.expert > 1
     if layout.zero == 0 and not bare:  # DDP of each stage: had all a gradient
         replicas = axes.get("data") or axes["expert_data"]
-        modules = layout.stages * (2 if layout.schedule == "dualpipe" else 1)
+        modules = layout.stages * (1 + twice)
         more[GRADIENTS] += modules * sums(replicas, FLOAT)
     # Gradients of gates: each tensor rank has those of its slices of the experts.
     gates = local * shape.num_experts_per_tok * FLOAT
@@ -195,11 +204,16 @@ def shape_for(shape: XtrainConfig, layout: Layout) -> XtrainConfig:
     "xtrain.plan.step_traffic:pipeline_transfers",
     "xtrain.plan.step_traffic:message_size",
     "xtrain.plan.step_traffic:data_transfers",
+    "xtrain.train.traffic:transfer_dtypes",
 )
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("shape", "layout"), CASES)
-def test_a_step_sends_what_is_planned(shape: XtrainConfig, layout: Layout) -> None:
+def test_a_step_sends_what_is_planned(
+    shape: XtrainConfig, layout: Layout, dtype: str
+) -> None:
     shape = shape_for(shape, layout)
     assert broken_rules(shape, layout, SEQUENCE) == []
-    expected = planned(shape, layout)
+    expected = planned(shape, layout, dtype)
     expected.update(besides(shape, layout))
-    assert bytes_of_a_step(shape, layout, SEQUENCE) == +expected
+    autocast = dtype == "bfloat16"
+    assert bytes_of_a_step(shape, layout, SEQUENCE, autocast) == +expected

@@ -160,7 +160,12 @@ def test_the_index_is_small():
 def test_the_index_has_the_pages_and_places_of_the_site(index):
     for page in index["pages"]:
         html = (SITE / "en" / page["at"] / "index.html").read_text()
-        for anchor, *_ in page["sections"]:
+        outer = ""
+        for anchor, title, *_ in page["sections"]:
+            if anchor == "=":
+                anchor = outer = title
+            elif anchor == ".":
+                anchor = f"{outer}.{title}"
             assert not anchor or f'id="{anchor}"' in html, (page["at"], anchor)
     room = {page["at"] for page in index["pages"]}
     assert "verification/ledger/" not in room

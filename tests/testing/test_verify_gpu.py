@@ -230,7 +230,7 @@ def test_the_folders_are_there(request):
     assert all((tests / name).is_dir() for name in verify_gpu.FOLDERS)
 
 
-ON_CPUS = {"backends", "bench", "docs", "plan"}  # gloo, and ours
+ON_CPUS = {"backends", "bench", "cli", "docs", "faults", "plan"}  # gloo, and ours
 
 
 def test_every_folder_that_takes_the_sessions_ranks_is_known(request):

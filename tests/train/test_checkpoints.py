@@ -1,5 +1,7 @@
 """Saved by any layout, trained on by any other: the loss curve goes on exactly."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -7,10 +9,19 @@ from tests.model.stage_training import even_rows, train_whole
 from tests.model.twins import LIMIT, config_of
 from tests.train.layouts import name_of
 from tests.train.test_layouts import DENSE, DIGITS, EXPERTS, adamw, wrapped
-from xtrain.checkpoint import CheckpointError
+from xtrain.checkpoint import (
+    CheckpointError,
+    CheckpointReader,
+    latest,
+    save_checkpoint,
+)
 from xtrain.model import XtrainModel
+from xtrain.model.config import padded_for
+from xtrain.model.parameters import TABLES
 from xtrain.plan import Layout
-from xtrain.train.checkpoints import load, save
+from xtrain.train.checkpoints import load, save, shards_of
+from xtrain.train.optimizers import make_optimizer
+from xtrain.train.recipe_parts import OptimizerSpec
 from xtrain.train.steps import accumulate, clip_grad_norm
 
 BEFORE, ALL = 2, 4
@@ -108,6 +119,101 @@ def test_another_layout_goes_on_with_the_curve_of_one_process(world, tmp_path, p
 )
 def test_with_experts_another_layout_goes_on(world, tmp_path, pair):
     check(world, pair, EXPERTS, str(tmp_path))
+
+
+VOCABULARY = 25
+RESIZED = [
+    Layout(tensor=2),
+    Layout(tensor=3),
+    Layout(tensor=4),
+    ONE,
+    Layout(tensor=2, data=2, zero=3, micro_batches=2),
+    Layout(tensor=3, pipeline=2, micro_batches=4),
+    Layout(tensor=2, data=2, zero=1, micro_batches=2),
+]
+"""26, 27, 28 and 25 rows of embedding and head."""
+
+
+def rows_of_padding(model, optimizer):
+    """The rows of this rank beyond the vocabulary: weights, gradients and state."""
+    for name, parameter in model.named_parameters():
+        place, state = model.placement(name), optimizer.state.get(parameter, {})
+        if name in TABLES and parameter.dim() == 2:
+            first = max(0, VOCABULARY - place.box(parameter.shape).offset[0])
+            tensors = [parameter, parameter.grad, *state.values()]
+            yield from (t[first:] for t in tensors if t is not None and t.dim() == 2)
+
+
+def resized(layout, changes, spec, directory, first, expected):
+    config = padded_for(config_of(**changes), layout.tensor)
+    model = wrapped(config, layout)
+    optimizer = make_optimizer(model, spec)
+    if first:
+        assert load(directory, model, optimizer)[0] == first
+    batch = even_rows(first, model.data_group.rank(), layout.data)
+    loss = accumulate(model, *batch, micro_batches=layout.micro_batches)
+    mine = loss.item(), clip_grad_norm(model, LIMIT).item()
+    digits = DIGITS if spec.kind == "adamw" else 1e-5  # its products are in fp32
+    assert mine == pytest.approx(expected[first], rel=digits, abs=0), layout
+    optimizer.step()
+    padding = [rows for rows in rows_of_padding(model, optimizer) if len(rows)]
+    assert not any(rows.any() for rows in padding)
+    save(directory, first + 1, model, optimizer)
+    return len(padding)
+
+
+@pytest.mark.verifies(*SYMBOLS, "xtrain.model.config:padded_for")
+@pytest.mark.parametrize(("kind", "tied"), [("adamw", False), ("muon", True)])
+def test_the_padding_of_a_vocabulary_follows_the_tensor_ranks(
+    world, tmp_path, kind, tied
+):
+    """Rows of padding are in no checkpoint, and get neither gradient nor state."""
+    changes = DENSE | {"vocab_size": VOCABULARY, "num_key_value_heads": 12,
+                       "tie_word_embeddings": tied}  # fmt: skip
+    spec = OptimizerSpec(kind=kind, lr=0.03, eps=1e-3, ns_dtype="float32")
+    path, count = str(tmp_path), len(RESIZED)
+    expected = world(1).run(whole_run, changes, spec, count)[0]
+    for turn, layout in enumerate(RESIZED[: 4 if kind == "muon" else None]):
+        what = layout, changes, spec, path, turn, expected
+        seen = sum(world(layout.gpus).run(resized, *what))
+        assert seen or layout.tensor == 1 or layout.zero
+        with CheckpointReader(latest(path)) as reader:
+            assert reader.about("embed_tokens.weight").shape == (VOCABULARY, 7)
+
+
+def whole_run(changes, spec, count):
+    model = wrapped(config_of(**changes), ONE)
+    optimizer = make_optimizer(model, spec)
+    return steps(model, optimizer, ONE, 0, count)
+
+
+def older(directory):
+    """A checkpoint with rows of padding, as they were once saved."""
+    for rows, fits in ((28, True), (26, False)):
+        config = config_of(**DENSE, vocab_size=VOCABULARY, padded_vocab_size=28)
+        model = wrapped(config, ONE)
+        shards = [
+            dataclasses.replace(shard, rows=None, tensor=shard.tensor.detach())
+            for shard in shards_of(model)
+        ]
+        save_checkpoint(directory, 1, shards)
+        again = wrapped(dataclasses.replace(config, padded_vocab_size=rows), ONE)
+        with torch.no_grad():
+            for parameter in again.parameters():
+                parameter[:VOCABULARY] = 5.0
+        if fits:
+            load(directory, again)
+            pairs = zip(model.parameters(), again.parameters(), strict=True)
+            assert all(torch.equal(*pair) for pair in pairs)
+        else:
+            told = r"lm_head.weight: \[28, 7\] in the checkpoint, \[25, 7\] here"
+            with pytest.raises(CheckpointError, match=told):
+                load(directory, again)
+
+
+@pytest.mark.verifies("xtrain.checkpoint.index:compare")
+def test_older_checkpoints_with_padding_are_read_by_the_same_padding(world, tmp_path):
+    world(1).run(older, str(tmp_path))
 
 
 def another_model(layout, config, directory):

@@ -30,6 +30,11 @@ LAYOUTS = [
     Layout(pipeline=2, micro_batches=4, schedule="zb_v", chunks=2),
     Layout(pipeline=2, tensor=2, micro_batches=4, schedule="dualpipe"),
     Layout(data=3, micro_batches=2),
+    Layout(context=2, micro_batches=2),
+    Layout(context=2, data=2, context_way="all_gather", micro_batches=2, zero=3),
+    Layout(context=2, tensor=2, context_way="ulysses", recompute="full"),
+    Layout(context=3, recompute="selective", micro_batches=2),
+    Layout(pipeline=2, context=2, micro_batches=4, schedule="zb_v", chunks=2),
 ]
 
 
@@ -68,11 +73,23 @@ def test_the_masks_of_any_layout_are_those_of_one_process(world, layout):
         assert found == pytest.approx(expected, rel=DIGITS, abs=0)
 
 
-@pytest.mark.verifies(*SYMBOLS)
-def test_with_experts_the_masks_are_those_of_one_process(world):
+@pytest.mark.verifies(*SYMBOLS, "xtrain.model.overlapped_layers:forward_over")
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(data=4, expert=2, micro_batches=2),
+        Layout(data=2, expert=2, pipeline=2, micro_batches=4, schedule="dualpipe"),
+        Layout(
+            data=2, expert=2, pipeline=2, micro_batches=4, schedule="dualpipe_v",
+            chunks=2, recompute="selective",
+        ),
+    ],
+    ids=name_of,
+)  # fmt: skip
+def test_with_experts_the_masks_are_those_of_one_process(world, layout):
+    """Also where a forward runs over a backward, layer by layer."""
     changes = EXPERTS | {"attention_dropout": 0.3}
     expected = world(1).run(curve, Layout(), changes)[0]
-    layout = Layout(data=4, expert=2, micro_batches=2)
     for found in world(4).run(curve, layout, changes):
         assert found == pytest.approx(expected, rel=DIGITS, abs=0)
 

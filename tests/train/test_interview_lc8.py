@@ -11,7 +11,7 @@ from tests.train.test_checkpoints import check
 from tests.train.test_layouts import DENSE, EXPERTS
 from xtrain.cluster import VirtualCluster
 from xtrain.model import XtrainModel
-from xtrain.plan import Layout
+from xtrain.plan import Layout, daly_interval, goodput, time_between_failures
 from xtrain.train.layouts import axes_of, make_mesh, wrapped_model
 from xtrain.train.steps import accumulate
 
@@ -155,3 +155,18 @@ def test_three_data_ranks_go_on_with_the_batch_of_four(world, tmp_path):
     """Eight sequences are 2, 2, 2, 2 and then 3, 3, 2."""
     pair = Layout(data=4, zero=3), Layout(data=3, zero=3)
     check(world, pair, DENSE, str(tmp_path))
+
+
+# ---------------------------------------------------------------- jobs: checkpoints
+
+
+@pytest.mark.parametrize("gpus", [64, 1024, 16384])
+def test_the_interval_is_flat_around_its_optimum(gpus):
+    """Half and twice as often keep the same share of the time, within 4 % of it."""
+    failures = time_between_failures(gpus)
+    best = daly_interval(60, failures)
+    kept = [goodput(times * best, 60, failures, 600) for times in (0.1, 0.5, 1, 2, 10)]
+    assert max(kept) == kept[2]
+    assert min(kept[1], kept[3]) > 0.96 * kept[2]
+    lost = [1 - share / kept[2] for share in kept]
+    assert min(lost[0], lost[4]) > 4 * max(lost[1], lost[3])

@@ -1,5 +1,6 @@
 """Muon beside AdamW in the trainer: any layout trains as one process does."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -23,12 +24,18 @@ SYMBOLS = ("xtrain.train.optimizers:make_optimizer", "xtrain.train.optimizers:To
 LAYOUTS = [
     Layout(data=2, micro_batches=2),
     Layout(data=3, zero=3),
+    Layout(data=3, zero=1, micro_batches=2),
+    Layout(data=3, zero=2, micro_batches=2),
     Layout(tensor=2, sequence_parallel=True, micro_batches=2),
     Layout(pipeline=2, micro_batches=4),
     Layout(pipeline=2, data=2, zero=3, micro_batches=2),
+    Layout(pipeline=2, data=2, zero=2, micro_batches=2),
+    Layout(data=2, tensor=2, zero=1, sequence_parallel=True, micro_batches=2),
+    Layout(data=2, tensor=2, context=2, zero=2, micro_batches=2),
     Layout(data=2, tensor=2, context=2, zero=3, micro_batches=2),
     Layout(data=4, zero=3, replicate=2),
     Layout(pipeline=2, micro_batches=4, schedule="dualpipe"),
+    Layout(pipeline=2, data=2, zero=1, micro_batches=4, schedule="dualpipe"),
 ]
 
 
@@ -103,7 +110,7 @@ def test_every_layout_steps_as_one_process(world, layout):
 
 @pytest.mark.verifies(*SYMBOLS)
 @pytest.mark.parametrize(
-    "layout", [Layout(data=4, expert=2), Layout(data=4, expert=2, zero=3)], ids=name_of
+    "layout", [Layout(data=4, expert=2, zero=n) for n in range(4)], ids=name_of
 )
 def test_experts_are_matrices_each(world, layout):
     expected = world(1).run(trained, Layout(), EXPERTS)[0]
@@ -131,6 +138,11 @@ def gone_on(layout, changes, directory):
         (Layout(data=2, zero=3), Layout(pipeline=2, micro_batches=2)),
         (Layout(tensor=2, data=2), Layout(data=3, zero=3)),
         (Layout(pipeline=2, tensor=2, micro_batches=2), Layout(data=2)),
+        (Layout(data=4, zero=1), Layout()),
+        (Layout(), Layout(data=3, zero=2, micro_batches=2)),
+        (Layout(data=2, zero=2, tensor=2), Layout(data=3, zero=3)),
+        (Layout(data=2, zero=3), Layout(pipeline=4, micro_batches=4)),
+        (Layout(pipeline=3, micro_batches=3), Layout(data=2, pipeline=2, zero=1)),
     ],
     ids=name_of,
 )
@@ -141,14 +153,31 @@ def test_its_momentum_goes_on_in_another_layout(world, tmp_path, first, second):
     close(found, expected)
 
 
-def refused():
-    model = wrapped(config_of(**DENSE), Layout(data=2, zero=1))
-    with pytest.raises(ValueError, match="muon' with zero1, which cuts matrices"):
-        make_optimizer(model, SPEC)
+def gone_back(layout):
+    """The last two steps again, from a state dict and weights; then a rate of 0."""
+    model, optimizer = made(layout, DENSE)
+    steps(model, optimizer, layout, 0, 2)
+    state = copy.deepcopy(optimizer.state_dict())
+    weights = [p.detach().clone() for p in model.parameters()]
+    found = []
+    for _ in range(2):
+        found.append(steps(model, optimizer, layout, 2, STEPS))
+        optimizer.load_state_dict(state)
+        with torch.no_grad():
+            for parameter, weight in zip(model.parameters(), weights, strict=True):
+                parameter.copy_(weight)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    steps(model, optimizer, layout, 2, 3)
+    pairs = zip(model.parameters(), weights, strict=True)
+    return *found, all(torch.equal(p, w) for p, w in pairs)
 
 
-def test_zero_with_muon_is_refused(world):
-    world(2).run(refused)
+@pytest.mark.verifies(*SYMBOLS)
+@pytest.mark.parametrize("zero", [0, 2])
+def test_a_state_dict_reaches_both_optimizers(world, zero):
+    for first, second, stayed in world(2).run(gone_back, Layout(data=2, zero=zero)):
+        assert first == second and stayed
 
 
 def other_optimizer(directory):

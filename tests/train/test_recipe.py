@@ -68,9 +68,8 @@ SMALL = XtrainConfig(
             {"layout": Layout(tensor=3)},
             "TP3 ZeRO-0 breaks rules: heads: num_attention_heads=2 is not divisible by "
             "tensor=3; intermediate: intermediate_size=16 is not divisible by "
-            "tensor=3; vocabulary: vocab_size=16 is not divisible by tensor=3: pad it, "
-            "for example to 384; key-heads: num_key_value_heads=2 and tensor=3: one "
-            "divides the other",
+            "tensor=3; key-heads: num_key_value_heads=2 and tensor=3: one divides the "
+            "other",
         ),
         (
             {"data": Data(sequence=6), "layout": Layout(context=2)},
@@ -133,6 +132,16 @@ def test_what_a_recipe_refuses(values: dict[str, Any], problem: str) -> None:
             "profile='5:3' is not first:last, two steps from 1 on",
         ),
         (Checkpoint, {"every": 5}, "every=5 without a folder for checkpoints"),
+        (
+            Checkpoint,
+            {"load_hf": ""},
+            "load_hf='' is empty: give none, or leave it out",
+        ),
+        (
+            Checkpoint,
+            {"save_hf": ""},
+            "save_hf='' is empty: give none, or leave it out",
+        ),
         (Checkpoint, {"keep": 2}, "keep=2 without a folder for checkpoints"),
         (
             Checkpoint,
@@ -193,11 +202,12 @@ def test_the_seed_is_that_of_the_weights_too() -> None:
 
 @pytest.mark.verifies(RECIPE)
 def test_padding_makes_a_vocabulary_divisible() -> None:
-    model = dataclasses.replace(SMALL, vocab_size=15)
-    layout = Layout(tensor=2)
-    assert "vocabulary: " in problem_of(partial(Recipe, model=model, layout=layout))
-    padded = dataclasses.replace(model, padded_vocab_size=16)
-    Recipe(model=padded, layout=layout)
+    model = dataclasses.replace(SMALL, vocab_size=13, num_attention_heads=4,
+                                num_key_value_heads=4, head_dim=2)  # fmt: skip
+    recipe = Recipe(model=model, layout=Layout(tensor=2))
+    assert recipe.model.padded_vocab_size == 14
+    wider = dataclasses.replace(recipe, layout=Layout(tensor=4))
+    assert wider.model == dataclasses.replace(model, padded_vocab_size=16)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -380,6 +390,7 @@ def test_a_file_may_have_dataclasses_of_its_own(tmp_path: Path) -> None:
             "tiny-experts; or give FILE.py:function or package.module:function",
         ),
         ("1 / 0", "", "recipe {name}: ZeroDivisionError: division by zero"),
+        ("raise SystemExit(3)", "", "recipe {name}: SystemExit: 3"),
         ("def f(:", "", "recipe {name}: SyntaxError: *"),
         (
             "import no_such_package",

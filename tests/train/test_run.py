@@ -22,7 +22,8 @@ from xtrain.train.sampling import generate
 from xtrain.train.sources import samples_of
 from xtrain.train.wrap import wrap
 
-RUN = ("xtrain.train.run:train", "xtrain.train.run:TrainingRun")
+RUN = ("xtrain.train.run:train", "xtrain.train.run:TrainingRun",
+       "xtrain.train.steps:train_step")  # fmt: skip
 DIGITS = 1e-9
 MODEL = config_of(vocab_size=257, padded_vocab_size=264, num_key_value_heads=2)
 

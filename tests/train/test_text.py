@@ -1,4 +1,4 @@
-"""From text to tokens and back; the standard library's text as a corpus."""
+"""From text to tokens and back; the standard library's text; text by a model."""
 
 import json
 import multiprocessing
@@ -8,6 +8,11 @@ import sysconfig
 import pytest
 import torch
 
+from tests.model.twins import config_of
+from tests.train.layouts import name_of
+from tests.train.test_layouts import DENSE, EXPERTS, wrapped
+from xtrain.plan import Layout
+from xtrain.train.sampling import generate
 from xtrain.train.text import (
     ByteTokenizer,
     FileTokenizer,
@@ -128,9 +133,9 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path):
         FileTokenizer(path, end="<stop>")
     for text in ("no json", "{}"):
         path.write_text(text)
-        with pytest.raises(ValueError, match=r"tokenizer.json is no tokenizer"):
+        with pytest.raises(ValueError, match=r"tokenizer.json is not a tokenizer"):
             FileTokenizer(path)
-    with pytest.raises(ValueError, match="missing is no tokenizer"):
+    with pytest.raises(ValueError, match="missing is not a tokenizer"):
         FileTokenizer(tmp_path / "missing")
 
 
@@ -231,3 +236,47 @@ def test_processes_that_prepare_the_same_corpus_at_once(root, tmp_path):
         assert process.exitcode == 0
     assert found == [alone.checksum] * 3
     assert [path.name for path in cache.iterdir()] == [alone.path.name]
+
+
+def written(layout: Layout, changes, temperature: float) -> list[int]:
+    model = wrapped(config_of(**changes), layout)
+    options = {"sequence": 12, "temperature": temperature, "seed": 5}
+    return generate(model, [3, 1, 4], 12, **options)
+
+
+WRITING = (
+    "xtrain.train.sampling:generate",
+    "xtrain.train.sampling:drawn_by_stages",
+)
+PADDED = DENSE | {"padded_vocab_size": 26}
+
+
+@pytest.mark.verifies(*WRITING)
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        (Layout(pipeline=2, context=2, micro_batches=2), PADDED),
+        (
+            Layout(pipeline=2, context=2, tensor=2, micro_batches=2, schedule="zb_v",
+                   chunks=2),
+            PADDED,
+        ),
+        (
+            Layout(pipeline=2, context=2, micro_batches=4, schedule="dualpipe",
+                   context_way="ulysses"),
+            DENSE,
+        ),
+        (
+            Layout(pipeline=2, context=2, data=2, expert=2, micro_batches=2),
+            EXPERTS,
+        ),
+    ],
+    ids=lambda value: name_of(value) if isinstance(value, Layout) else "",
+)  # fmt: skip
+def test_pipeline_and_context_ranks_write_the_text_of_one_process(
+    world, layout, changes, temperature
+):
+    expected = world(1).run(written, Layout(), changes, temperature)[0]
+    found = world(layout.gpus).run(written, layout, changes, temperature)
+    assert len(set(expected)) > 2 and found == [expected] * layout.gpus

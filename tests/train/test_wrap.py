@@ -38,6 +38,13 @@ def derived() -> None:
     optimizer = model.optimizer(torch.optim.AdamW, lr=0.1)
     assert isinstance(optimizer, ZeroOptimizer) and optimizer.stage == 1
     assert ranks_of(optimizer.process_group) == with_data
+    for kind, options, once in (
+        ("zero1", {}, True),
+        ("zero2", {}, False),
+        ("zero2", {"reduce_at_end": True}, True),
+    ):
+        model = wrap(make_model(config_of(), layout, mesh), mesh, kind, **options)
+        assert model.reduces_once == once
 
 
 @pytest.mark.verifies(WRAP, "xtrain.train.wrap:wrapper")
@@ -102,10 +109,6 @@ def refused(layout: Layout, words: str) -> None:
     [
         (Layout(data=3), "data 3 .* = 3 ranks, but there are 2"),
         (Layout(data=2, offload=True), "offload=True can only be planned"),
-        (
-            Layout(data=2, recomputed_layers=1),
-            "recomputed_layers=1 can only be planned",
-        ),
         (Layout(data=2, zero=1, replicate=2), "replicate=2 with zero=1"),
         (Layout(data=2, expert=4), "layout.expert=4 does not divide layout.data=2"),
     ],

@@ -1,5 +1,8 @@
 """Muon on ranks, under every wrapper: one process's steps, and the formula's bytes."""
 
+import copy
+from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -30,6 +33,9 @@ from xtrain.zero.hybrid import hybrid_groups
 MUON = "xtrain.zero.muon:Muon"
 RANKS = "xtrain.zero.muon_ranks:DealtMatrices"
 VERIFIED = MUON, RANKS, "xtrain.zero.muon_layout:matrix_layout"
+SHARDED = *VERIFIED, "xtrain.zero.optimizer:ZeroOptimizer"
+STAGES = {"stage 1": 1, "stage 2": 2}
+"""Wrappers: Muon inside `ZeroOptimizer`, where "zero 1" is Muon alone."""
 STEPS = 5
 OPTIONS = {"lr": 0.02, "weight_decay": 0.2, "ns_dtype": torch.float64}
 SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -77,9 +83,16 @@ class Training:
             self.model = FullyShardedDataParallel(self.bare, blocks=[DecoderLayer])
         if run.wrapper == "zero 1":
             reduction = "sum"
-        options = OPTIONS | {"bucket_cap_mb": 2**-9}  # a few rounds
+        small = {"bucket_cap_mb": 2**-9}  # a few rounds, or buckets
+        matrices, others = hidden_matrices(self.model)
+        if stage := STAGES.get(run.wrapper):
+            zero = partial(ZeroOptimizer, stage=stage, **small)
+            layout = matrix_layout(self.bare)
+            self.muon = zero(matrices, Muon, layout=layout, **OPTIONS)
+            self.adamw = zero(others, AdamW, lr=0.03)
+            return
+        options = OPTIONS | small
         self.muon = Muon.of(self.model, gradient_reduction=reduction, **options)
-        others = hidden_matrices(self.model)[1]
         if run.wrapper == "zero 1":
             self.adamw = ZeroOptimizer(others, AdamW, lr=0.03)
         else:
@@ -109,7 +122,17 @@ class Training:
 
     def held(self) -> int:
         """Elements of momentum on this rank."""
-        return sum(s["momentum_buffer"].numel() for s in self.muon.state.values())
+        return momentum_of(self.muon)
+
+
+def momentum_of(optimizer) -> int:
+    """Elements of momentum on this rank, without the padding of ZeRO's last shard."""
+    held = {p: s["momentum_buffer"].numel() for p, s in optimizer.state.items()}
+    for bucket in getattr(optimizer, "buckets", ()):
+        if size := held.get(bucket.master):
+            rest = bucket.layout.numel - optimizer.rank * size
+            held[bucket.master] = min(size, max(rest, 0))
+    return sum(held.values())
 
 
 def one_process(changes: dict, steps: int = STEPS):
@@ -133,19 +156,25 @@ def errors(run, changes, expected):
 
 
 def check_runs(world, runs, changes) -> None:
-    """Equal to one process; each element of momentum on one rank."""
+    """Equal to one process; each element of momentum on one rank.
+
+    Where copies of ZeRO's shards are on expert or context ranks, some have it, too.
+    """
     expected = one_process(changes)
     model = XtrainModel(config_of(**changes))
     elements = sum(p.numel() for p in hidden_matrices(model)[0])
     for run in runs:
         results = world(run.size).run(errors, run, changes, expected)
         assert max(error for error, _, _ in results) < 1e-9, run
-        assert sum(held for _, _, held in results) == elements, run
+        held, copies = sum(held for _, _, held in results), 1
+        if run.wrapper in STAGES:
+            copies = max(1, run.expert) * run.context
+        assert elements <= held <= copies * elements, run
 
 
 @pytest.mark.verifies(*VERIFIED)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("wrapper", ["plain", "ddp", "zero 1", "fsdp"])
+@pytest.mark.parametrize("wrapper", ["plain", "ddp", "zero 1", *STAGES, "fsdp"])
 def test_five_steps_over_data_equal_one_process(world, wrapper, size):
     """Sizes that the ranks do not divide: a width of 7, and 3 ranks."""
     check_runs(world, [Run(wrapper, size)], SMALL)
@@ -155,7 +184,9 @@ def test_five_steps_over_data_equal_one_process(world, wrapper, size):
 @pytest.mark.parametrize("mesh", [(1, 2), (1, 4), (2, 2)], ids=str)
 def test_five_steps_of_a_cut_model_equal_one_process(world, mesh):
     """On 4 tensor ranks two hold each key head alike."""
-    wrappers = ("plain", "ddp", "zero 1", "fsdp") if mesh[0] > 1 else ("plain", "fsdp")
+    wrappers = ("plain", "ddp", "zero 1", *STAGES, "fsdp")
+    if mesh[0] == 1:
+        wrappers = ("plain", "fsdp")
     check_runs(world, [Run(wrapper, *mesh) for wrapper in wrappers], SMALL)
 
 
@@ -172,7 +203,9 @@ def test_five_steps_of_a_cut_model_equal_one_process(world, mesh):
     ids=str,
 )
 def test_five_steps_of_experts_equal_one_process(world, sizes):
-    wrappers = ("plain", "zero 1", "fsdp") if sizes["data"] > 1 else ("plain",)
+    wrappers = ("plain", "zero 1", *STAGES, "fsdp")
+    if sizes["data"] == 1:
+        wrappers = ("plain",)
     check_runs(world, [Run(wrapper, **sizes) for wrapper in wrappers], EXPERTS)
 
 
@@ -180,7 +213,8 @@ def test_five_steps_of_experts_equal_one_process(world, sizes):
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 2)], ids=str)
 def test_five_steps_with_context_ranks_equal_one_process(world, sizes):
     data, context = sizes
-    runs = [Run(w, data, context=context) for w in ("plain", "zero 1", "fsdp")]
+    wrappers = ("plain", "zero 1", *STAGES, "fsdp")
+    runs = [Run(w, data, context=context) for w in wrappers]
     check_runs(world, runs, SMALL)
 
 
@@ -198,6 +232,16 @@ class Matrices(nn.Module):
 
 
 SHAPES = [(5, 12), (13, 4), (8, 8), (1, 7), (16, 24)]
+BUCKETS = [183, 384]
+"""Elements of the two in which `in_zero` has these, reduced and gathered in fp32."""
+
+
+def in_zero(model, stage, reduction="average", ns_dtype=torch.bfloat16, **options):
+    """Two buckets, in which the cuts fall into matrices."""
+    made = partial(Muon, ns_dtype=ns_dtype, collectives=DIRECT)
+    fixed = {"bucket_cap_mb": 2**-10, "collectives": DIRECT}
+    fixed |= {"gradient_reduction": reduction, "layout": matrix_layout(model)}
+    return ZeroOptimizer(model.parameters(), made, stage, **fixed, **options)
 
 
 def with_torchs_steps(wrapper):
@@ -207,23 +251,28 @@ def with_torchs_steps(wrapper):
     theirs = torch.optim.Muon(whole.parameters(), lr=0.02)
     if wrapper == "fsdp":
         model = FullyShardedDataParallel(model)
-    ours = Muon.of(model, lr=0.02, gradient_reduction="sum" if not wrapper else None)
+        ours = Muon.of(model, lr=0.02)
+    elif wrapper == "zero 1":
+        ours = Muon.of(model, lr=0.02, gradient_reduction="sum")
+    else:
+        ours = in_zero(model, 1, "sum", lr=0.02)
     names = dict(whole.named_parameters())
     for step in range(STEPS):
         for number, (name, parameter) in enumerate(names.items()):
             parameter.grad = randn(*parameter.shape, seed=7 * step + number).float()
-            if not wrapper:  # whole numbers: their sum is exact
+            if wrapper != "fsdp":  # whole numbers: their sum is exact
                 parameter.grad.mul_(8).round_()
                 mine = model.get_parameter(name)
                 mine.grad = torch.full_like(mine, float(rank))
                 if rank == 0:
                     mine.grad += parameter.grad - size * (size - 1) / 2
-        if wrapper:
+        if wrapper == "fsdp":
             for name, piece, bounds in pieces_of(model):
                 piece.grad = names[name].grad.flatten()[bounds]
         theirs.step()
         ours.step()
-    if wrapper:
+        ours.zero_grad()
+    if wrapper == "fsdp":
         full = model.full_state_dict()
         return [torch.equal(full[name], p) for name, p in names.items()]
     return [torch.equal(model.get_parameter(n), p) for n, p in names.items()]
@@ -231,7 +280,7 @@ def with_torchs_steps(wrapper):
 
 @pytest.mark.verifies(*VERIFIED)
 @pytest.mark.parametrize("size", [1, 3, 4])
-@pytest.mark.parametrize("wrapper", ["", "fsdp"], ids=["zero 1", "fsdp"])
+@pytest.mark.parametrize("wrapper", ["zero 1", "stage 1", "fsdp"])
 def test_five_steps_are_torchs_bit_for_bit(world, wrapper, size):
     for equal in world(size).run(with_torchs_steps, wrapper):
         assert all(equal), equal
@@ -249,15 +298,24 @@ def traffic(wrapper, shapes, dtype):
         model = DistributedDataParallel(model)
     if wrapper == "fsdp":
         model = FullyShardedDataParallel(model, blocks=[])
-    reduction = "average" if wrapper == "zero 1" else None
-    options = {"ns_dtype": dtype, "collectives": DIRECT}
-    muon = Muon.of(model, gradient_reduction=reduction, **options)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
+    if stage := STAGES.get(wrapper):
+        optimizer = in_zero(model, stage, ns_dtype=dtype)
+        muon = optimizer.optimizer
+    else:
+        reduction = "average" if wrapper == "zero 1" else None
+        options = {"ns_dtype": dtype, "collectives": DIRECT}
+        optimizer = muon = Muon.of(model, gradient_reduction=reduction, **options)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
     with CommLedger() as ledger:
-        muon.step()
+        if stage:
+            sum(parameter.sum() for parameter in model.parameters()).backward()
+        optimizer.step()
     owned = {s.name: s for s, owner in muon.owners.items() if owner == rank}
     held = {n.removeprefix("module."): p for n, p in model.named_parameters()}
+    if stage:
+        pieces = optimizer.gradient_pieces()
+        held = {name: pieces[p] for name, p in held.items()}
     both = sum(held[name].numel() for name in owned)
     sizes = (
         sum(s.box.numel for s in owned.values()),
@@ -278,13 +336,15 @@ def test_bytes_of_a_step_equal_the_formula(world, size, dtype):
     for sent, received, owned, *_ in world(size).run(traffic, "zero 1", SHAPES, dtype):
         assert sent == (total - owned) * 4 + (size - 1) * owned * each
         assert received == (size - 1) * owned * 4 + (total - owned) * each
-    everywhere = 0
-    for sent, received, owned, held, both in world(size).run(
-        traffic, "fsdp", SHAPES, dtype
-    ):
-        assert sent == received == (held - both + owned - both) * each
-        everywhere += sent
-    assert everywhere <= 2 * (size - 1) / size * total * each
+    for kind in ("fsdp", *STAGES):
+        everywhere, shards = 0, sum(-(-n // size) for n in BUCKETS)
+        others = 2 * (size - 1) * shards * 4 if kind in STAGES else 0
+        for sent, received, owned, held, both in world(size).run(
+            traffic, kind, SHAPES, dtype
+        ):
+            assert sent == received == (held - both + owned - both) * each + others
+            everywhere += sent - others
+        assert everywhere <= 2 * (size - 1) / size * total * each
 
 
 @pytest.mark.verifies(*VERIFIED)
@@ -301,12 +361,18 @@ def test_bytes_of_equal_matrices_are_those_of_an_all_gather(world, size):
 # --- ZeRO-1 ---------------------------------------------------------------------------
 
 
-def clipped(micro_batches):
-    rank, size = dist.get_rank(), dist.get_world_size()
+def begun_unequal():
+    """A model of which rank 0's values are copied."""
     model = Matrices(*SHAPES, dtype=torch.float64)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(rank)  # rank 0's values are copied
+            parameter.add_(dist.get_rank())
+    return model
+
+
+def clipped(micro_batches):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = begun_unequal()
     muon = Muon.of(model, gradient_reduction="average", **OPTIONS)
     norms, grads = [], []
     for step in range(3):
@@ -329,9 +395,31 @@ def loss_of(model, step, micro, rank):
     return sum(pieces)
 
 
-@pytest.mark.verifies(*VERIFIED)
+def clipped_in_zero(micro_batches, stage, once):
+    """The same inside `ZeroOptimizer`; stage 2 keeps no whole gradients."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = begun_unequal()
+    optimizer = in_zero(model, stage, **OPTIONS)
+    norms, grads = [], []
+    for step in range(3):
+        for micro in range(micro_batches):
+            waits = once and micro < micro_batches - 1
+            with optimizer.no_sync() if waits else nullcontext():
+                loss_of(model, step, micro, rank).backward()
+            whole = all(p.grad is not None for p in model.parameters())
+            assert whole == (stage == 1 or waits)
+        grads.append(sum(g.numel() for g in optimizer.gradient_pieces().values()))
+        norms.append(optimizer.clip_grad_norm_(0.5).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 1:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return norms, grads, size, [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.verifies(*SHARDED)
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_zero_1_accumulates_clips_and_keeps_the_gradients_once(world, size):
+def test_zero_accumulates_clips_and_keeps_the_gradients_once(world, size):
     model = Matrices(*SHAPES, dtype=torch.float64)
     optimizer = Muon(model.parameters(), **OPTIONS)
     expected = []
@@ -344,8 +432,10 @@ def test_zero_1_accumulates_clips_and_keeps_the_gradients_once(world, size):
         optimizer.step()
         optimizer.zero_grad()
     results = world(size).run(clipped, 2)
+    for stage, once in ((1, False), (2, False), (2, True)):
+        results += world(size).run(clipped_in_zero, 2, stage, once)
     total = sum(torch.Size(s).numel() for s in SHAPES)
-    assert sum(grads[0] for _, grads, *_ in results) == total
+    assert sum(grads[0] for _, grads, *_ in results) == 4 * total
     for norms, _, _, weights in results:
         assert norms == pytest.approx(expected, rel=1e-12)
         for found, parameter in zip(weights, model.parameters(), strict=True):
@@ -367,6 +457,31 @@ def sixteen_bits():
 def test_gradients_of_sixteen_bits_are_summed_in_fp32(world):
     """256 + 1 + 1 is 256 in bfloat16, over micro-batches as over ranks."""
     assert sorted(world(3).run(sixteen_bits), key=str) == [258.0, None, None]
+
+
+def with_masters(stage):
+    model = Matrices(*SHAPES, dtype=torch.bfloat16)
+    reference = Matrices(*SHAPES, dtype=torch.bfloat16).float()
+    ours, theirs = in_zero(model, stage), Muon(reference.parameters())
+    for step in range(STEPS):
+        for number, (mine, whole) in enumerate(
+            zip(model.parameters(), reference.parameters(), strict=True)
+        ):
+            drawn = randn(*mine.shape, seed=7 * step + number).bfloat16()
+            (mine * drawn).sum().backward()  # equal on two ranks: the mean is exact
+            whole.grad = drawn.float()
+        ours.step()
+        ours.zero_grad()
+        theirs.step()
+    pairs = zip(model.parameters(), reference.parameters(), strict=True)
+    return [torch.equal(mine, whole.bfloat16()) for mine, whole in pairs]
+
+
+@pytest.mark.verifies(*SHARDED)
+@pytest.mark.parametrize("stage", [1, 2])
+def test_masters_in_fp32_are_stepped_as_one_process_steps_fp32(world, stage):
+    for equal in world(2).run(with_masters, stage):
+        assert all(equal), equal
 
 
 def frozen(reduction):
@@ -463,6 +578,8 @@ def save(run, changes, directory):
     training.train(0, 2)
     if run.wrapper == "fsdp":
         training.model.save_sharded(directory, 2, training.muon)
+    elif run.wrapper in STAGES:
+        training.muon.save_sharded(directory, 2, training.bare)
     else:
         save_checkpoint(directory, 2, training.bare.shards(), training.muon)
 
@@ -472,6 +589,8 @@ def load(run, changes, directory, expected):
     training = Training(run, changes)
     if run.wrapper == "fsdp":
         training.model.load_sharded(directory, training.muon)
+    elif run.wrapper in STAGES:
+        training.muon.load_sharded(directory, training.bare)
     else:
         load_checkpoint(directory, training.bare.shards(), training.muon)
     training.train(2, STEPS)
@@ -503,6 +622,9 @@ def one_process_with_a_break(changes):
         (Run("fsdp", 2), Run("zero 1", 3)),
         (Run("zero 1", 3), Run("plain", 1, tensor=2)),
         (Run("fsdp", 2, tensor=2), Run("ddp", 2)),
+        (Run("stage 1", 4), Run("plain", 1)),
+        (Run("plain", 1), Run("stage 2", 3)),
+        (Run("stage 2", 2, tensor=2), Run("fsdp", 3)),
     ],
     ids=str,
 )
@@ -577,6 +699,24 @@ def refusals():
     sharded = FullyShardedDataParallel(Matrices(*SHAPES, (4,)))
     flat = sharded.parameters()
     refused("matrices, or stacks", lambda: Muon(flat, layout=matrix_layout(sharded)))
+    model = Matrices(*SHAPES, (4,))
+
+    def in_zero(skipped=1, **options):
+        given = list(model.parameters())[:-1] if skipped else model.parameters()
+        return ZeroOptimizer(given, Muon, lr=0.1, **options)
+
+    layout = matrix_layout(model)
+    refused("matrices, or stacks", lambda: in_zero(0, layout=layout))
+    refused("without a layout", in_zero)
+    refused(
+        "layout is False and True",
+        lambda: in_zero(layout=[None, layout][rank]),
+    )
+    refused("offload=True with a layout", lambda: in_zero(layout=layout, offload=True))
+    few = layout._replace(shards=layout.shards[rank:])
+    refused("rank 1: a parameter .* layout does not have", lambda: in_zero(layout=few))
+    zero = in_zero(layout=layout)
+    refused("all groups are given", lambda: zero.add_param_group({"params": []}))
 
 
 @pytest.mark.verifies(*VERIFIED)

@@ -158,6 +158,8 @@ def cases(odd):
     )
     for wrap in (ddp, naive, zero):
         yield lambda w=wrap: w(on_meta()), "is on the meta device"
+    for wrap in (ddp, zero):
+        yield lambda w=wrap: w(device="cpu"), "device='cpu' is not \"meta\""
     for limit in (-1.0, NAN):
         yield lambda m=limit: clip_sharded_grad_norm_([], m), "not negative"
     # Two wrappers around one module.

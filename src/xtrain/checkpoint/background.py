@@ -17,6 +17,7 @@ import json
 import os
 import pickle
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -94,6 +95,7 @@ class BackgroundWriter:
         if self.under_way is None:
             return
         step, self.under_way = self.under_way, None
+        values_of_all(None, self.group)  # ranks that take turns have all sent
         problems = [p for p in values_of_all(self._reply(), self.group) if p]
         if not problems:
             return
@@ -211,6 +213,7 @@ def write_message(pipe: Any, message: Any) -> None:
 
 def main() -> None:
     """Save what the rank sends, until its end of the pipe is closed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # engines send it to all processes
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no reply
     shared = Path(sys.argv[1])

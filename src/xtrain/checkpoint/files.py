@@ -21,6 +21,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -111,7 +112,7 @@ def write_file(
     """Write one rank's pieces; what the index must know of them.
 
     Pieces that are not the first of their box are in another file, or in this one
-    already: the index only compares their checksum.
+    already: the index only compares their checksum. CheckpointError if it fails.
     """
     tensors: dict[str, Tensor] = {}
     manifest: list[dict[str, Any]] = []
@@ -132,8 +133,11 @@ def write_file(
                 "checksum": crc(data),
             }
         )
-    save_file(tensors, path)
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+    try:
+        save_file(tensors, path)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be written: {error}") from error
     manifest.append({"file": path.name, "bytes": path.stat().st_size})
     return manifest

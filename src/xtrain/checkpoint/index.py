@@ -120,7 +120,7 @@ def compare(here: dict[str, About], there: dict[str, About]) -> str:
             lines.append(f"{name}: not in the checkpoint, {shape} here")
         elif mine is None:
             lines.append(f"{name}: {list(stored.shape)} in the checkpoint, not here")
-        elif mine.shape != stored.shape:
+        elif stored.shape not in (mine.shape, mine.padded):
             shapes = f"{list(stored.shape)} in the checkpoint, {list(mine.shape)} here"
             lines.append(f"{name}: {shapes}")
         elif not converts(stored.dtype, mine.dtype):

@@ -87,7 +87,7 @@ def saved_state(reader: CheckpointReader) -> Saved:
             raise CheckpointError(f"{reader.path} is damaged: what is {label!r}?")
         if found is None or found["name"] is None:
             continue
-        shape, dtype = reader.about(label)
+        shape, dtype, _ = reader.about(label)
         sharded, name = found["kind"] == "cut", found["name"]
         fits = shape == ()  # a number, perhaps of a parameter without elements
         alike = False
@@ -153,16 +153,15 @@ def check_groups(optimizer: Optimizer | None, reader: CheckpointReader) -> None:
         return
     if saved is None:
         raise CheckpointError(f"{reader.path} has no optimizer state")
+    kind, other = kind_of(optimizer), extra.get("optimizer", kind_of(optimizer))
     if len(saved) != len(optimizer.param_groups):
         raise CheckpointError(
             f"{reader.path} has {len(saved)} groups of parameters, the optimizer "
-            f"{len(optimizer.param_groups)}"
+            f"{len(optimizer.param_groups)}: {other} and {kind}"
         )
-
     for group, options in zip(optimizer.param_groups, saved, strict=True):
         if not isinstance(options, dict) or "params" in options:
             raise CheckpointError(f"{reader.path} is damaged: its groups' options")
-        kind, other = kind_of(optimizer), extra.get("optimizer", kind_of(optimizer))
         differing = sorted(options.keys() ^ (group.keys() - {"params"}))
         if kind != other and differing:
             raise CheckpointError(

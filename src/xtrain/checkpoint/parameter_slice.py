@@ -29,7 +29,8 @@ class Placement:
 
     Of the ranks that hold the same slice one `is_first`: its copy alone is counted, as
     in a norm. A parameter that is cut along two dims, as stacked experts over expert
-    ranks and each expert over tensor ranks, has the second cut in `inner`.
+    ranks and each expert over tensor ranks, has the second cut in `inner`. After `rows`
+    rows the full parameter is padding, which is not saved.
     """
 
     dim: int = 0
@@ -37,6 +38,7 @@ class Placement:
     count: int = 1
     is_first: bool = True
     inner: "Placement | None" = None
+    rows: int | None = None
 
     def cuts(self) -> "Iterator[Placement]":
         """This cut and the one within it."""
@@ -74,12 +76,13 @@ class Placement:
     def shard(self, name: str, tensor: Tensor) -> Shard:
         """The slice `tensor` of the parameter `name`."""
         full = tuple(self.full_shape(tensor))
-        return Shard(name, full, self.box(tensor.shape).offset, tensor)
+        offset = self.box(tensor.shape).offset
+        return Shard(name, full, offset, tensor, rows=self.rows)
 
     def flat_shard(self, name: str, shape: Size, start: int, part: Tensor) -> Shard:
         """What begins at element `start` of the flattened slice of this shape."""
         full = tuple(self.full_shape(shape))
-        return Shard(name, full, start, part, self.box(shape))
+        return Shard(name, full, start, part, self.box(shape), self.rows)
 
 
 def placement_in(module: nn.Module, name: str) -> Placement:

@@ -5,7 +5,7 @@ Shard   a tensor of this rank, and which part of which full tensor it is:
 Piece   one box of a tensor, with its elements; a flat shard is a few of them
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -15,10 +15,15 @@ from xtrain.checkpoint.boxes import Box, boxes_of_range
 
 
 class About(NamedTuple):
-    """What must be the same here and in a checkpoint."""
+    """What must be the same here and in a checkpoint.
+
+    Attributes:
+        padded: the shape with rows of padding, which older checkpoints have.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    padded: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,10 @@ class Piece:
     def box(self) -> Box:
         return Box(self.offset, tuple(self.data.shape))
 
+    def before_row(self, row: int) -> "Piece":
+        """What it has of the full tensor's rows before this one."""
+        return replace(self, data=self.data[: max(0, row - self.offset[0])])
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -47,6 +56,8 @@ class Shard:
         tensor: its elements, and what the optimizer steps if it is a parameter.
         box: of a flat tensor, the part of the full tensor that it is a range of; all of
             it unless given.
+        rows: of the full tensor, those before its padding: rows of zeros at its end,
+            as many as this layout needs, which are in no piece.
     """
 
     name: str
@@ -54,10 +65,18 @@ class Shard:
     offset: tuple[int, ...] | int
     tensor: Tensor
     box: Box | None = None
+    rows: int | None = None
 
     @property
     def about(self) -> About:
-        return About(tuple(self.shape), self.tensor.dtype)
+        padded = None if self.rows is None else tuple(self.shape)
+        return About(self.saved_shape, self.tensor.dtype, padded)
+
+    @property
+    def saved_shape(self) -> tuple[int, ...]:
+        """Of the full tensor without padding."""
+        shape = tuple(self.shape)
+        return shape if self.rows is None else (self.rows, *shape[1:])
 
     def pieces(
         self, data: Tensor | None = None, name: str | None = None
@@ -67,17 +86,21 @@ class Shard:
         A shard without elements makes no piece.
         """
         data = (self.tensor if data is None else data).detach()
-        name, shape = name or self.name, tuple(self.shape)
+        name, shape = name or self.name, self.saved_shape
         if not isinstance(self.offset, int):
-            piece = Piece(name, shape, tuple(self.offset), data)
-            return [piece] if data.numel() else []
-        outer = self.outer
-        boxes = boxes_of_range(outer.size, self.offset, self.offset + data.numel())
-        parts = data.split([box.numel for box in boxes])
-        return [
-            Piece(name, shape, box.moved_by(outer.offset).offset, part.view(box.size))
-            for box, part in zip(boxes, parts, strict=True)
-        ]
+            found = [Piece(name, shape, tuple(self.offset), data)]
+        else:
+            outer = self.outer
+            boxes = boxes_of_range(outer.size, self.offset, self.offset + data.numel())
+            places = [box.moved_by(outer.offset).offset for box in boxes]
+            parts = data.split([box.numel for box in boxes])
+            found = [
+                Piece(name, shape, place, part.view(box.size))
+                for place, box, part in zip(places, boxes, parts, strict=True)
+            ]
+        if self.rows is not None:
+            found = [piece.before_row(self.rows) for piece in found]
+        return [piece for piece in found if piece.data.numel()]
 
     @property
     def outer(self) -> Box:

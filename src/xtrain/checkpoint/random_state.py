@@ -34,7 +34,7 @@ def read_random_states(reader: CheckpointReader, rank: int) -> dict[str, Tensor]
     }
     pieces = random_pieces(rank, states)
     for piece in pieces:
-        shape, dtype = reader.about(piece.name)
+        shape, dtype, _ = reader.about(piece.name)
         if shape != piece.shape or dtype != piece.data.dtype:
             raise CheckpointError(
                 f"{reader.path}: {piece.name} is {list(shape)} of {dtype}, a random "

@@ -18,7 +18,7 @@ from typing import NoReturn
 import xtrain
 
 LONGEST = 200  # characters of an error
-OWN_OPTIONS = {"train"}
+OWN_OPTIONS = {"train", "launch"}
 """Commands whose options are not known to argparse: it takes them for names."""
 NO_DEFAULT = (None, False, argparse.SUPPRESS)
 
@@ -29,7 +29,9 @@ COMMANDS = {  # its module, and its line in the help
     "plan": ("xtrain.cli.plan", "choose a layout for a model and devices"),
     "cluster": ("xtrain.cli.cluster", "run a script for torchrun on virtual ranks"),
     "train": ("xtrain.cli.train", "train a model, in any layout"),
+    "launch": ("xtrain.cli.launch", "write a file that starts a run on many nodes"),
     "drill": ("xtrain.cli.drill", "write algorithms by hand, with a checker"),
+    "hang": ("xtrain.cli.hang", "say why a run hangs, from its flight recorders"),
     "bench": ("xtrain.cli.bench", "race our code against the usual choice"),
 }
 

@@ -46,6 +46,11 @@ class CollectiveWork(VirtualCall):
         text, at, site = str(self.call).rpartition(" at ")
         return f"{text}{self.slot.group.in_words()}{at}{site}"
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        assert self.slot is not None
+        return self.slot.group.ranks  # type: ignore[no-any-return]
+
     def missing(self) -> list[int]:
         assert self.slot is not None
         ranks = self.slot.group.ranks

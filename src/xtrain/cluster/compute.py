@@ -6,9 +6,10 @@
 `flop_counter`; views and empty tensors take no time. Each rank has a `Device` of its
 own, a dispatch mode: it sees the operators of its rank, forward and backward, and not
 those by which the cluster moves bytes. They may be on the meta device: then nothing is
-computed, and times and memory are what they would be. What an operator makes of such
-tensors follows from their shapes, so it is asked for once and remembered: torch finds
-out in Python for many of them, which takes half a millisecond each time.
+computed, and times and memory are what they would be; a program that asks one for its
+numbers is told 0. What an operator makes of such tensors follows from their shapes, so
+it is asked for once and remembered: torch finds out in Python for many of them, which
+takes half a millisecond each time.
 
 Memory is counted by storages: what an operator allocates lives until its storage is
 freed or resized, as FSDP does with gathered weights.
@@ -17,6 +18,7 @@ freed or resized, as FSDP does with gathered weights.
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -43,6 +45,8 @@ FREE = {  # no byte is read or written
     aten.resize_, aten.set_,
 }  # fmt: skip
 
+BY_NUMBERS = {aten._local_scalar_dense, aten._to_copy, aten.bincount}
+BY_INDEX = {aten.index_copy_, aten.index_copy, aten.index_select}
 NUMBERS = (bool, int, float, str, torch.dtype, torch.device, torch.layout)
 
 
@@ -69,6 +73,8 @@ class Device(TorchDispatchMode):
         seconds: that the operators took; the rank's clock has advanced as much.
         allocated: bytes of storages that are alive.
         peak: the most bytes that were alive at a time.
+        phase: what memory is for that is taken from now on, in a word of the program's.
+        at_peak: bytes by phase when the most were alive.
     """
 
     def __init__(
@@ -81,7 +87,11 @@ class Device(TorchDispatchMode):
         self.accelerator, self._advance, self._known = accelerator, advance, known
         self.flops = self.allocated = self.peak = 0
         self.seconds = 0.0
-        self._held: dict[int, tuple[weakref.ref, int]] = {}
+        self.phase = ""
+        self.at_peak: dict[str, int] = {}
+        self._of_phase: dict[str, int] = {}
+        self._births = self._peak_births = 0
+        self._held: dict[int, Held] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -103,11 +113,21 @@ class Device(TorchDispatchMode):
         return results[0] if made.alone else tuple(results)
 
     def _run(self, key: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        packet = func.overloadpacket
+        if packet in BY_NUMBERS and args[0].is_meta:
+            if packet is aten._local_scalar_dense:
+                return 0
+            if packet is aten._to_copy and kwargs.get("device") == torch.device("cpu"):
+                kind = kwargs.get("dtype") or args[0].dtype
+                return torch.zeros(args[0].shape, dtype=kind)
+            if packet is aten.bincount:  # as short as it may be
+                return self._run(key, aten.new_empty.default, (args[0], args[2:]), {})
+        if packet in BY_INDEX and args[0].is_meta:  # places that the program knows
+            args = (*args[:2], args[2].to("meta"), *args[3:])
         result = func(*args, **kwargs)
         made = tensors_of((result,))
         for tensor in made:
             self.hold(tensor.untyped_storage())
-        packet = func.overloadpacket
         flops = nbytes = 0
         if packet not in FREE:
             formula = FORMULAS.get(packet)
@@ -134,24 +154,69 @@ class Device(TorchDispatchMode):
         """A storage is there, perhaps new, perhaps of another size than before."""
         key, nbytes = storage._cdata, storage.nbytes()
         known = self._held.get(key)
-        if known is not None and known[1] == nbytes:
-            return
         if known is None:
+            self._births += 1
             reference = weakref.ref(storage, lambda _: self._free(key))
-            self._held[key] = reference, nbytes
-            self.allocated += nbytes
-        else:
-            self._held[key] = known[0], nbytes
-            self.allocated += nbytes - known[1]
-        self.peak = max(self.peak, self.allocated)
+            known = self._held[key] = Held(reference, self.phase, self._births)
+        if known.nbytes != nbytes:
+            self._add(known.phase, nbytes - known.nbytes)
+            known.nbytes = nbytes
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Of a storage that it holds."""
         if storage._cdata in self._held:
             self.hold(storage)
 
+    def _add(self, phase: str, nbytes: int) -> None:
+        self.allocated += nbytes
+        self._of_phase[phase] = self._of_phase.get(phase, 0) + nbytes
+        if self.allocated > self.peak:
+            self.peak, self._peak_births = self.allocated, self._births
+            self.at_peak = self._of_phase.copy()
+
     def _free(self, key: int) -> None:
-        self.allocated -= self._held.pop(key)[1]
+        held = self._held.pop(key)
+        self._add(held.phase, -held.nbytes)
+
+    def name(self, tensor: Tensor, phase: str) -> None:
+        """A tensor's memory is of this phase, whenever it was taken."""
+        held = self._held.get(tensor.untyped_storage()._cdata)
+        if held is not None and held.phase != phase:
+            self._rename(held, phase)
+
+    def rename(self, phase: str, name: str) -> int:
+        """The same of all that is alive of a phase; how many bytes that are."""
+        found = [held for held in self._held.values() if held.phase == phase]
+        for held in found:
+            self._rename(held, name)
+        return sum(held.nbytes for held in found)
+
+    def _rename(self, held: "Held", phase: str) -> None:
+        move(self._of_phase, held.phase, phase, held.nbytes)
+        if held.born <= self._peak_births:  # it was alive then, as it is now
+            move(self.at_peak, held.phase, phase, held.nbytes)
+        held.phase = phase
+
+    def forget_peak(self) -> None:
+        """Count the peak anew, from what is alive."""
+        self.peak, self._peak_births = self.allocated, self._births
+        self.at_peak = self._of_phase.copy()
+
+
+@dataclass(slots=True)
+class Held:
+    """A storage that is alive."""
+
+    reference: weakref.ref
+    phase: str
+    born: int
+    """How many storages there had been."""
+    nbytes: int = 0
+
+
+def move(bytes_by_phase: dict[str, int], source: str, target: str, count: int) -> None:
+    bytes_by_phase[source] = bytes_by_phase.get(source, 0) - count
+    bytes_by_phase[target] = bytes_by_phase.get(target, 0) + count
 
 
 def key_of(func: Any, args: Any, kwargs: Any) -> Any:

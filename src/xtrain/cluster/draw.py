@@ -110,7 +110,7 @@ def box(piece: Piece, scale: float, y: float, high: float, titles: bool) -> str:
 
 
 def spans_of(record: RunRecord, rank: int) -> Iterator[Piece]:
-    for kind, start, end, call in record.spans(rank):
+    for kind, start, end, call, _ in record.spans(rank):
         yield kind, start, end, call or "computes"
 
 

@@ -35,7 +35,7 @@ class Members:
         self.ranks, self.name = ranks, name
         self.stand_ins = in_group(ranks, scheduler.stand_ins)
         self.running = len(set(self.stand_ins))
-        self.mailbox = Mailbox(scheduler, network, ranks)
+        self.mailbox = Mailbox(scheduler, network, ranks, self.stand_ins)
         self.collectives = CollectiveCalls(scheduler, network, self)
         self._whole = len(ranks) == len(scheduler.stand_ins)
 
@@ -228,7 +228,7 @@ class VirtualGroup(TorchCalls, NamedGroup):
                 f"with rank {peer}"
             )
         stand_in = self._members.stand_ins[peer]
-        if stand_in != peer:
+        if stand_in not in (peer, self._rank):
             raise ValueError(
                 f"{name}: rank {self.ranks[peer]} does not run, rank "
                 f"{self.ranks[stand_in]} runs in its place: messages have two ends"

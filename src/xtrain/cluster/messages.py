@@ -11,6 +11,7 @@ source takes the earliest message that is there.
 
 import ctypes
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,11 +52,15 @@ class PostedMessage(VirtualCall):
             f"{self.kind}({shape_of(self.tensor)}, {which}={peer}{tag}{group}){where}"
         )
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        return self.group.ranks  # type: ignore[no-any-return]
+
     def missing(self) -> list[int]:
         ranks = self.group.ranks
         if self.peer is None:
             return [rank for rank in ranks if rank != self.rank.number]
-        return [ranks[self.peer]]
+        return [ranks[self.group.stand_ins[self.peer]]]
 
     # as a work of torch's, without being one, which would cost a microsecond
     def result(self) -> list[Tensor]:
@@ -76,20 +81,25 @@ class PostedMessage(VirtualCall):
 class Mailbox:
     """The messages of one group that wait for their other end."""
 
-    def __init__(self, scheduler: Scheduler, network: Any, ranks: list[int]):
+    def __init__(
+        self, scheduler: Scheduler, network: Any, ranks: list[int],
+        stand_ins: list[int],
+    ):  # fmt: skip
         self._scheduler, self._network, self._ranks = scheduler, network, ranks
+        self._stand_ins = stand_ins
         self._waiting: dict[tuple[int, int, int], deque[PostedMessage]] = {}
         self._any: dict[tuple[int, int], deque[PostedMessage]] = {}
 
     def post_send(self, message: PostedMessage, rank: int) -> None:
-        key = (rank, message.peer, message.tag)
-        queue = self._waiting.get(key)  # type: ignore[arg-type]
+        assert message.peer is not None
+        key = self._key(rank, message.peer, message.tag)
+        queue = self._waiting.get(key)
         if queue and first_is(RECV, queue):
             self._match(message, queue.popleft())
             return
-        self._queue(key, message)  # type: ignore[arg-type]
-        if self._any and self._any.get(key[1:]):  # type: ignore[arg-type]
-            self._look_later(key[1:], message)  # type: ignore[arg-type]
+        self._queue(key, message)
+        if self._any and self._any.get(key[1:]):
+            self._look_later(key[1:], message)
 
     def post_receive(self, message: PostedMessage, rank: int) -> None:
         if message.peer is None:
@@ -97,7 +107,7 @@ class Mailbox:
             self._any.setdefault(place, deque()).append(message)
             self._look_later(place, message)
             return
-        key = (message.peer, rank, message.tag)
+        key = self._key(message.peer, rank, message.tag)
         queue = self._waiting.get(key)
         if queue and first_is(SEND, queue):
             self._match(queue.popleft(), message)
@@ -108,6 +118,14 @@ class Mailbox:
         """What has not found its other end."""
         queues = [*self._waiting.values(), *self._any.values()]
         return [m for queue in queues for m in queue if m.error is None]
+
+    def _key(self, source: int, target: int, tag: int) -> tuple[int, int, int]:
+        """Between ranks of which one stands for both, it is the rank's own: what it
+        would be sent by its like it sends to another one of them itself."""
+        like = self._stand_ins[source]
+        if like == self._stand_ins[target]:
+            return like, like, tag
+        return source, target, tag
 
     def _queue(self, key: tuple[int, int, int], message: PostedMessage) -> None:
         queue = self._waiting.get(key)
@@ -145,7 +163,10 @@ class Mailbox:
             for message in (send, receive):
                 message.fail(RuntimeError(f"the two ends of a message differ: {text}"))
             return
-        receive.peer = self._ranks.index(send.rank.number)
+        if send.rank is not receive.rank:
+            receive.peer = self._ranks.index(send.rank.number)
+        assert receive.peer is not None and send.peer is not None
+        source_rank = self._ranks[receive.peer]
         draw, recorder = self._scheduler.draw, self._scheduler.recorder
         late = draw is not None and draw.random() < 0.5  # as late as is legal
         if not late:
@@ -161,7 +182,7 @@ class Mailbox:
             receive.finish(end)
 
         self._network.send(
-            send.rank.number, receive.rank.number, source.nbytes,
+            source_rank, receive.rank.number, source.nbytes,
             start, self._scheduler.shaken(ended),
         )  # fmt: skip
 

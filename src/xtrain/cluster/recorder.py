@@ -22,6 +22,8 @@ class Span(NamedTuple):
     start: float
     end: float
     call: str = ""
+    ranks: Sequence[int] = ()
+    """Of a wait in a group: all of it."""
 
 
 class RunTransfer(NamedTuple):
@@ -102,10 +104,11 @@ class RunRecorder:
             mine[-1] = mine[-1]._replace(end=rank.clock)
             return
         self._calls[rank.number] = call
-        mine.append(Span(WAIT, since, rank.clock, call.describe()))
+        ranks = getattr(call, "ranks", ())
+        mine.append(Span(WAIT, since, rank.clock, call.describe(), ranks))
 
     def message(self, send: Any, receive: Any, start: float, end: float) -> None:
-        ends = send.rank.number, receive.rank.number
+        ends = send.rank.number, send.ranks[send.peer]
         nbytes = send.tensor.nbytes
         self.transfers.append(RunTransfer("message", ends, nbytes, start, end))
 

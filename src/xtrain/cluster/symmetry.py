@@ -4,7 +4,9 @@
     pipeline of 16 stages        one of each stage                     16 run
 
 A rank that does not run comes to every collective when the one does that stands for it
-in the group, with the same tensors; its clock and memory are that one's. Messages to it
+in the group, with the same tensors; its clock and memory are that one's. A rank that
+sends to one that it stands for, as in a ring, receives its own messages in their order,
+over the links from the one it receives from; other messages to ranks that do not run
 have no other end, so they are refused. What ranks send over links that their classes
 share is counted once for each rank that runs: times are those of all ranks as long as
 groups of the same kind use links of their own.

@@ -19,15 +19,18 @@ def cast_by_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
-    """What autocast casts to on this kind of device; None where it is off, or where
-    there is none: on meta."""
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return None
-    return torch.get_autocast_dtype(device)
+    """What autocast casts to on this kind of device; None where it is off.
+
+    Torch has none for meta: there it is the CPU's.
+    """
+    device = "cpu" if device == "meta" else device
+    return (
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    )
 
 
 def without_autocast(device: str) -> AbstractContextManager:
     """A context in which autocast is off on this kind of device."""
     if autocast_dtype(device) is None:
         return nullcontext()
-    return torch.autocast(device, enabled=False)
+    return torch.autocast("cpu" if device == "meta" else device, enabled=False)

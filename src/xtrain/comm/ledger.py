@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xtrain.comm.call_agreement import is_counted
+from xtrain.comm.call_observer import tensors_of
 from xtrain.comm.events import Event
 from xtrain.comm.watched_work import WatchedWork
 from xtrain.comm.wire_bytes import bytes_sent_since, tcp_bytes_sent
@@ -122,8 +123,8 @@ class CommLedger(TorchDispatchMode):
     def _record_call(self, op: str, args: Any) -> Event | None:
         if op in ("wait_tensor", "_wrap_tensor_autograd"):  # these move nothing
             return None
-        tensors = [t for arg in args for t in _tensors(arg)]
-        payload = sum(t.numel() * t.element_size() for t in _tensors(args[0]))
+        tensors = tensors_of(args)
+        payload = sum(t.numel() * t.element_size() for t in tensors_of(args[0]))
         if op in ("send", "recv_"):
             peer = _global_rank(args[1], args[2])
             return self._add(op.rstrip("_"), op.rstrip("_"), peer, payload, tensors)
@@ -187,14 +188,6 @@ def _group_of(func: Any, args: Any) -> Any:
     if "process_group" in given:
         return dist.ProcessGroup.unbox(given["process_group"])
     return dist.distributed_c10d._resolve_process_group(given["group_name"])
-
-
-def _tensors(argument: Any) -> list[Tensor]:
-    if isinstance(argument, Tensor):
-        return [argument]
-    if isinstance(argument, (list, tuple)):
-        return [t for item in argument for t in _tensors(item)]
-    return []
 
 
 def _global_rank(boxed_group: Any, group_rank: int) -> int:

@@ -206,7 +206,7 @@ def axis_group(mesh: DeviceMesh | None, axis: str) -> ProcessGroup | None:
     """The ranks of this one's axis; None for an axis that the mesh does not have."""
     if mesh is None or axis not in (mesh.mesh_dim_names or ()):
         return None
-    return mesh[axis].get_group()
+    return mesh.get_group(axis)
 
 
 def replica_group(mesh: DeviceMesh | None) -> ProcessGroup | None:

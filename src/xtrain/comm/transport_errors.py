@@ -11,6 +11,8 @@ from xtrain.comm.agreement import FOLDERS
 from xtrain.comm.checks import group_or_world
 
 PLACE_IN_GLOO = re.compile(r"^\[[^\]]*\]\s*")
+AFTER_A_TIMEOUT = "Application timeout caused pair closure"
+"""Of gloo, in any call with a rank after one that has timed out."""
 
 
 class PeersLost(RuntimeError):
@@ -27,9 +29,12 @@ class PeersLost(RuntimeError):
 
 def is_of_transport(error: BaseException) -> bool:
     """Whether it is from a backend, which lost a rank or waited too long for one."""
-    if isinstance(error, (PeersLost, dist.DistBackendError, dist.DistNetworkError)):
+    if isinstance(error, (PeersLost, dist.DistError)):
         return True
-    return isinstance(error, RuntimeError) and "gloo/" in str(error)
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    return "gloo/" in text or text.startswith(AFTER_A_TIMEOUT)
 
 
 def is_timeout(error: BaseException) -> bool:

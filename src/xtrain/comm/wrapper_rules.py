@@ -30,9 +30,12 @@ def check_options(
         )
 
 
-def check_filled(tensors: Iterable[tuple[str, Tensor]]) -> None:
+def check_filled(tensors: Iterable[tuple[str, Tensor]], device: object = None) -> None:
+    """ValueError for tensors on meta, unless device="meta" asks for shapes alone."""
+    if device not in (None, "meta"):
+        raise ValueError(f'device={device!r} is not "meta": the module is on its own')
     for name, tensor in tensors:
-        if tensor.is_meta:
+        if tensor.is_meta and device is None:
             raise ValueError(
                 f"{name} is on the meta device, so there are no values to copy to the "
                 "other ranks: fill the module first, after module.to_empty(device=...)"

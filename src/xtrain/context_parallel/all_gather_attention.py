@@ -30,7 +30,7 @@ from xtrain.context_parallel.running_attention import (
     first_derivative,
     sum_of,
 )
-from xtrain.context_parallel.sequence_mask import SequenceMask
+from xtrain.context_parallel.sequence_mask import Dropout, SequenceMask
 
 
 def all_gather_attention(
@@ -46,6 +46,7 @@ def all_gather_attention(
     window: int | None = None,
     documents: Tensor | None = None,
     mask: SequenceMask | None = None,
+    dropout: Dropout | None = None,
 ) -> Tensor:
     """`ring_attention` by gathering; the arguments are the same."""
     q, k, v = cast_by_autocast(q, k, v)
@@ -55,6 +56,7 @@ def all_gather_attention(
         balance=balance, window=window, documents=documents, mask=mask,
     )  # fmt: skip
     mask = mask_of_call(q, k, causal, balance, window, documents, group, mask)
+    mask = mask.dropping(dropout, slice(0, q.shape[1]))
     attention = block_attention or best_for(q)
     scale = checked_scale(q, k, v, scale)
     return _AllGatherAttention.apply(mask, group, attention, scale, q, k, v)

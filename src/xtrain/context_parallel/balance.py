@@ -31,6 +31,7 @@ from torch.distributed import ProcessGroup
 from xtrain.comm.autograd import all_gather_split, split_all_gather
 from xtrain.comm.checks import rank_and_size, shape_of
 from xtrain.context_parallel.deal import Deal
+from xtrain.context_parallel.mask import Kept
 
 BALANCES = ("none", "striped", "zigzag")
 Balance = str | Deal
@@ -46,6 +47,8 @@ class Block(NamedTuple):
     """Query x of the slice sees keys 0 to x of the slice, or else all of them."""
     mask: Callable[[], Tensor] | None = None
     """Makes a mask, [B or 1, 1, queries, keys], where that is not all that is seen."""
+    kept: Kept | None = None
+    """Dropout's factors of slices of these queries and keys."""
 
 
 def block_of(

@@ -11,7 +11,8 @@
 
 D = rowsum(dO * out) stands for what softmax's backward needs of a whole row, which is
 why a tile needs nothing of the others. That is also why the same backward serves ring
-attention, where the other tiles are on other ranks.
+attention, where the other tiles are on other ranks. Dropout multiplies P by its factors
+wherever it meets V or dO; lse, and with it P, is that of all keys.
 
 Grouped keys: each key head serves `heads / key heads` query heads and is not repeated.
 
@@ -23,7 +24,7 @@ Shapes: B batch, H heads, G key heads, S queries, T keys, D head dim.
 import torch
 from torch import Tensor
 
-from xtrain.context_parallel.mask import Sees, hide, sees_by, tiles
+from xtrain.context_parallel.mask import Kept, Sees, hide, sees_by, tiles
 from xtrain.context_parallel.online_softmax import State, merge, softmax_block, weights
 
 
@@ -34,6 +35,7 @@ def flash_attention_forward(
     causal: bool = True,
     scale: float | None = None,
     mask: Tensor | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention and its log-sum-exp, tile by tile.
 
@@ -43,6 +45,7 @@ def flash_attention_forward(
         causal: query x sees keys 0 to x.
         scale: of the scores; 1 / sqrt(D) unless given.
         mask: [B or 1, 1, S, T], True where a query sees a key; in place of `causal`.
+        kept: dropout's factors of the probabilities, tile by tile.
 
     Returns:
         out [B, H, S, D] in q's dtype, lse [B, H, S] in at least fp32; a query that sees
@@ -51,7 +54,7 @@ def flash_attention_forward(
     Raises:
         ValueError: shapes that do not fit.
     """
-    return forward_tiles(q, k, v, sees_by(causal, mask), scale)
+    return forward_tiles(q, k, v, sees_by(causal, mask), scale, kept)
 
 
 def flash_attention_backward(
@@ -64,17 +67,24 @@ def flash_attention_backward(
     causal: bool = True,
     scale: float | None = None,
     mask: Tensor | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v in at least fp32, from what forward gave.
 
     `out` and `lse` may be those of more keys than `k`: then these are the gradients
     that belong to this part of them.
     """
-    return backward_tiles(grad_out, q, k, v, out, lse, sees_by(causal, mask), scale)
+    sees = sees_by(causal, mask)
+    return backward_tiles(grad_out, q, k, v, out, lse, sees, scale, kept)
 
 
 def forward_tiles(
-    q: Tensor, k: Tensor, v: Tensor, sees: Sees, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sees: Sees,
+    scale: float | None = None,
+    kept: Kept | None = None,
 ) -> State:
     """`flash_attention_forward` with any mask; tiles that see nothing are skipped."""
     scale = checked_scale(q, k, v, scale)
@@ -89,7 +99,8 @@ def forward_tiles(
                 continue
             scores = queries[..., rows, :] @ _tile(k, columns).mT * scale
             hide(scores, seen)
-            state = merge(state, softmax_block(scores, _tile(v, columns)))
+            factors = None if kept is None else _grouped(kept(rows, columns), k)
+            state = merge(state, softmax_block(scores, _tile(v, columns), factors))
         if state is not None:
             out[..., rows, :], lse[..., rows] = state
     return out.flatten(1, 2).to(q.dtype), lse.flatten(1, 2)
@@ -104,6 +115,7 @@ def backward_tiles(
     lse: Tensor,
     sees: Sees,
     scale: float | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`flash_attention_backward` with any mask."""
     scale = checked_scale(q, k, v, scale)
@@ -121,10 +133,14 @@ def backward_tiles(
             scores = queries[..., rows, :] @ keys.mT * scale
             hide(scores, seen)
             P = weights(scores, lse[..., rows, :])
-            dS = P * (dO[..., rows, :] @ values.mT - D[..., rows, :]) * scale
+            dP, kept_P = dO[..., rows, :] @ values.mT, P
+            if kept is not None:
+                factors = _grouped(kept(rows, columns), k)
+                dP, kept_P = dP * factors, P * factors
+            dS = P * (dP - D[..., rows, :]) * scale
             dq[..., rows, :] += dS @ keys
             dk[:, :, columns] += (dS.mT @ queries[..., rows, :]).sum(2)
-            dv[:, :, columns] += (P.mT @ dO[..., rows, :]).sum(2)
+            dv[:, :, columns] += (kept_P.mT @ dO[..., rows, :]).sum(2)
     return dq.flatten(1, 2), dk, dv
 
 

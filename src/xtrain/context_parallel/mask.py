@@ -19,6 +19,9 @@ from torch import Tensor
 TILE = 256
 Sees = Callable[[slice, slice], Tensor | bool]
 """What queries of a slice see of the keys of another: all, nothing, or a mask."""
+Kept = Callable[[slice, slice], Tensor]
+"""Dropout's factors of their probabilities, [B, H, rows, columns]: 0 for those that
+drop, 1 / (1 - p) for the others."""
 
 
 def tiles(length: int) -> Iterator[slice]:

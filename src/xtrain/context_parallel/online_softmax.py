@@ -63,10 +63,15 @@ def online_softmax(
     return state[0].to(values.dtype), state[1]
 
 
-def softmax_block(scores: Tensor, values: Tensor) -> State:
-    """Output and lse of one block alone."""
+def softmax_block(scores: Tensor, values: Tensor, kept: Tensor | None = None) -> State:
+    """Output and lse of one block alone.
+
+    Args:
+        kept: factors of the probabilities, which dropout leaves out of the sum of all.
+    """
     lse = scores.logsumexp(-1)
-    return weights(scores, lse.unsqueeze(-1)) @ values, lse
+    P = weights(scores, lse.unsqueeze(-1))
+    return (P if kept is None else P * kept) @ values, lse
 
 
 def weights(lse: Tensor, total: Tensor) -> Tensor:

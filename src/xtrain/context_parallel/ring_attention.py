@@ -39,7 +39,7 @@ from xtrain.context_parallel.running_attention import (
     first_derivative,
     sum_of,
 )
-from xtrain.context_parallel.sequence_mask import SequenceMask
+from xtrain.context_parallel.sequence_mask import Dropout, SequenceMask
 
 
 def ring_attention(
@@ -55,6 +55,7 @@ def ring_attention(
     window: int | None = None,
     documents: Tensor | None = None,
     mask: SequenceMask | None = None,
+    dropout: Dropout | None = None,
 ) -> Tensor:
     """Exact attention over the sequences of all ranks together.
 
@@ -73,6 +74,9 @@ def ring_attention(
             its own document. A negative number is padding: it sees no key, no query
             sees it, and its output is 0.
         mask: of `sequence_mask`, made once a batch, in place of window and documents.
+        dropout: the factors of probabilities by their heads and places in the whole
+            sequence; the forward and the backward of a block ask for them, tile by
+            tile, and the tiles compute it.
 
     Returns:
         [B, H, S, D]. Without gradients nothing is saved, as a prefill needs it.
@@ -87,6 +91,7 @@ def ring_attention(
         window=window, documents=documents, mask=mask,
     )  # fmt: skip
     mask = mask_of_call(q, k, causal, balance, window, documents, group, mask)
+    mask = mask.dropping(dropout, slice(0, q.shape[1]))
     attention = block_attention or best_for(q)
     scale = checked_scale(q, k, v, scale)
     return _RingAttention.apply(mask, group, attention, scale, q, k, v)

@@ -104,11 +104,14 @@ class Gradients:
 
 def kernel_and_mask(
     attention: BlockAttention, block: Block, q: Tensor
-) -> tuple[BlockAttention, tuple[Tensor, ...]]:
-    """What computes a block, and its mask if it has one."""
-    if block.mask is None:
+) -> tuple[BlockAttention, tuple[Any, ...]]:
+    """What computes a block, and its mask if it has one. Only tiles have dropout."""
+    mask = None if block.mask is None else block.mask().to(q.device)
+    if block.kept is not None:
+        return TILES, (mask, block.kept)
+    if mask is None:
         return attention, ()
-    return attention if attention.masked else TILES, (block.mask().to(q.device),)
+    return attention if attention.masked else TILES, (mask,)
 
 
 def add_up(so_far: Tensor | None, part: Tensor, block: Block, kv: Tensor) -> Tensor:

@@ -5,9 +5,11 @@ all, or a triangle (`block_of`)             one block, a kernel without a mask
 what a window and documents leave of it     strips, each with a mask of its own
 
 A `SequenceMask` does not depend on q, k and v: made once for a batch, it serves all
-layers, forward, backward and what a checkpoint recomputes.
+layers, forward, backward and what a checkpoint recomputes. `dropping` is the same mask
+for one call, whose probabilities drop by their places in the whole sequence.
 """
 
+from collections.abc import Callable
 from functools import cached_property, partial
 
 import torch
@@ -16,6 +18,11 @@ from torch import Tensor
 from xtrain.context_parallel.balance import Balance, Block, block_of, positions_of
 from xtrain.context_parallel.deal import Deal
 from xtrain.context_parallel.mask import Tokens, Visible, apart, ends_of, together
+
+Dropout = Callable[[slice, Tensor, Tensor], Tensor]
+"""Of some heads, positions of queries [S] and of keys [T] in the whole sequence: the
+factors of their probabilities, [B, heads, S, T], 0 for those that drop, 1 / (1 - p) for
+the others."""
 
 
 class SequenceMask:
@@ -60,6 +67,10 @@ class SequenceMask:
             with torch.device("cpu"):  # where masks are made, as the documents are
                 self._planned[ranks] = self.plan(*ranks)
         return self._planned[ranks]
+
+    def dropping(self, dropout: Dropout | None, heads: slice) -> "SequenceMask":
+        """The same, of whose blocks these heads drop; without dropout this one."""
+        return self if dropout is None else DroppingMask(self, dropout, heads)
 
     def plan(self, query_rank: int, key_rank: int) -> tuple[Block, ...]:
         """The same, from positions and documents."""
@@ -118,6 +129,36 @@ class SequenceMask:
             ids = torch.cat(ids.unbind(), 1).unsqueeze(0)
         lengths = self.size * self.queries, self.size * self.keys
         return SequenceMask(1, *lengths, self.causal, "none", self.window, ids)
+
+
+class DroppingMask(SequenceMask):
+    """A mask for one call; what it plans is what the mask it is made of has planned."""
+
+    def __init__(self, mask: SequenceMask, dropout: Dropout, heads: slice):
+        super().__init__(
+            mask.size, mask.queries, mask.keys, mask.causal, mask.balance, mask.window,
+            mask.documents,
+        )  # fmt: skip
+        self.mask, self.factors = mask, partial(dropout, heads)
+        self.steps = mask.steps
+
+    def blocks(self, query_rank: int, key_rank: int) -> tuple[Block, ...]:
+        """Those of the mask, with dropout's factors."""
+        with torch.device("cpu"):
+            queries = self.tokens(query_rank, self.queries).positions
+            keys = self.tokens(key_rank, self.keys).positions
+        return tuple(
+            block._replace(
+                kept=partial(self.kept, queries[block.queries], keys[block.keys])
+            )
+            for block in self.mask.blocks(query_rank, key_rank)
+        )
+
+    def kept(
+        self, queries: Tensor, keys: Tensor, rows: slice, columns: slice
+    ) -> Tensor:
+        """The factors of a tile of a block with these positions."""
+        return self.factors(queries[rows], keys[columns])
 
 
 def inside(outer: slice, part: slice) -> slice:

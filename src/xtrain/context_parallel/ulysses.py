@@ -27,7 +27,7 @@ from xtrain.comm.collective_choice import TORCH
 from xtrain.context_parallel.checks import check_attention
 from xtrain.context_parallel.planned import mask_of_call
 from xtrain.context_parallel.running_attention import masked_attention
-from xtrain.context_parallel.sequence_mask import SequenceMask
+from xtrain.context_parallel.sequence_mask import Dropout, SequenceMask
 
 
 def ulysses_attention(
@@ -41,13 +41,14 @@ def ulysses_attention(
     window: int | None = None,
     documents: Tensor | None = None,
     mask: SequenceMask | None = None,
+    dropout: Dropout | None = None,
 ) -> Tensor:
     """Exact attention over the sequences of all ranks, which hold runs of it.
 
     Args:
         q: [B, H, S/N, D], H a multiple of N.
         k, v: [B, G, S/N, D].
-        window, documents, mask: as in `ring_attention`.
+        window, documents, mask, dropout: as in `ring_attention`.
 
     Raises:
         ValueError: on every rank: shapes that do not fit, heads that do not divide.
@@ -60,12 +61,14 @@ def ulysses_attention(
     )  # fmt: skip
     mask = mask_of_call(q, k, causal, "none", window, documents, group, mask)
     q, k, v = (heads_of_sequence(t, group) for t in (q, *enough_heads(k, v, group)))
-    if mask.window is None and mask.documents is None:
+    if mask.window is None and mask.documents is None and dropout is None:
         out = F.scaled_dot_product_attention(
             q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     else:
-        out = masked_attention(q, k, v, mask.joined, scale)
+        first = rank_and_size(group)[0] * q.shape[1]
+        joined = mask.joined.dropping(dropout, slice(first, first + q.shape[1]))
+        out = masked_attention(q, k, v, joined, scale)
     return sequence_of_heads(out, group)
 
 

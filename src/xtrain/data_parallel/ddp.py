@@ -53,6 +53,7 @@ class DistributedDataParallel(nn.Module):
         collectives: whose all-reduce: torch's (TORCH) or one of lc1 (RING, DIRECT).
         fp32_gradients: add up the gradients of 16-bit parameters in fp32, here and over
             the ranks; see `xtrain.comm.main_grad`. On unless False.
+        device: "meta" for a module there, by its shapes, as a virtual cluster runs it.
 
     Each rank sends 2(N-1)/N of the gradients a step. `state_dict` is the bare module's.
     ValueError on every rank if one rank's model or arguments are wrong or differ.
@@ -68,6 +69,7 @@ class DistributedDataParallel(nn.Module):
         gradient_reduction: str | None = None,
         collectives: Collectives = TORCH,
         fp32_gradients: bool | None = None,
+        device: str | None = None,
     ):
         super().__init__()
         over = ranks_to_reduce(module, process_group, gradient_reduction)
@@ -78,6 +80,7 @@ class DistributedDataParallel(nn.Module):
             "gradient_reduction": over.reduction,
             "collectives": collectives.name,
             "fp32_gradients": fp32_gradients,
+            "device": device,
         }
         trainable = [p for p in module.parameters() if p.requires_grad]
         check = partial(check_trainable, trainable)

@@ -40,7 +40,7 @@ def check_model(
         over.check,
         lambda: check_options(over.reduction, options.get("bucket_cap_mb", 1.0)),
         lambda: check_unwrapped(module, owner),
-        lambda: check_filled(named_tensors(module)),
+        lambda: check_filled(named_tensors(module), options.get("device")),
         *checks,
     )
     check_same("models", named_tensors(module), over.group, options, problem)

@@ -9,9 +9,9 @@
 
 Rank r of e has experts r L to (r + 1) L - 1, L = E / e. The backward of dispatch sends
 as combine does, and that of combine as dispatch does, with the same splits. So four
-all-to-alls a layer send k H elements a token each, of which the share (e - 1) / e goes
-to other ranks if routing is uniform. Ranks without tokens and experts without copies
-take part with none.
+all-to-alls a layer send k H elements a token each, in the dtype in which experts
+compute, of which the share (e - 1) / e goes to other ranks if routing is uniform. Ranks
+without tokens and experts without copies take part with none.
 
 Several experts of a token may lie on one rank. With `plan_once_a_rank` the same four
 all-to-alls send a token once to each rank that has any: see `once_a_rank`.
@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.autocast import cast_by_autocast
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import TORCH, Collectives
 from xtrain.comm.work import Work
@@ -194,8 +195,20 @@ def waited(under_way: tuple[Work, Any]) -> Any:
 
 
 def dispatch(x_TH: Tensor, plan: DispatchPlan) -> Tensor:
-    """Tokens -> the rows [N, H] of this rank's experts, sorted by expert."""
-    return _Dispatch.apply(x_TH[plan.tokens_M], plan)
+    """Tokens -> the rows [N, H] of this rank's experts, sorted by expert, in the dtype
+    in which they compute."""
+    return send_copies(copies_of(x_TH, plan), plan)
+
+
+def copies_of(x_TH: Tensor, plan: DispatchPlan) -> Tensor:
+    """The copies [M, H] for the experts. Cast last, so that backward adds up those of a
+    token in the dtype of x."""
+    return cast_by_autocast(x_TH[plan.tokens_M])[0]
+
+
+def send_copies(copies_MH: Tensor, plan: DispatchPlan) -> Tensor:
+    """What goes with each copy, as it is -> the same of each row."""
+    return _Dispatch.apply(copies_MH, plan)
 
 
 def combine(rows_NH: Tensor, gates_Tk: Tensor, plan: DispatchPlan) -> Tensor:

@@ -28,6 +28,7 @@ from xtrain.expert_parallel.dispatch import (
     combine_sums,
     dispatch,
     plan_once_a_rank,
+    send_copies,
 )
 from xtrain.expert_parallel.experts import RoutedExperts
 from xtrain.expert_parallel.routing import Routing
@@ -50,8 +51,12 @@ def once_a_rank(
     local = routing.num_experts // size
     plan = plan_once_a_rank(routing, group, collectives)
     chosen_Tk = routing.experts_Tk.masked_fill(~routing.kept_Tk, -1).int()
-    x_NH, gates_Nk = dispatch(x_TH, plan), dispatch(routing.gates_Tk, plan)
-    own_Nk = dispatch(chosen_Tk, plan).long() - rank * local
+    x_NH = dispatch(x_TH, plan)
+    gates_Nk, own_Nk = (
+        send_copies(entries[plan.tokens_M], plan)
+        for entries in (routing.gates_Tk, chosen_Tk)
+    )
+    own_Nk = own_Nk.long() - rank * local
     kept_Nk = (own_Nk >= 0) & (own_Nk < local)
     scores_1L = gates_Nk.detach().new_zeros(1, experts.num_experts)
     scores_NL = scores_1L.expand(len(x_NH), -1)

@@ -29,6 +29,7 @@ from torch.autograd.function import once_differentiable
 from xtrain.comm.work import Work
 from xtrain.expert_parallel.dispatch import (
     DispatchPlan,
+    copies_of,
     issue_combine,
     issue_counts,
     issue_dispatch,
@@ -121,7 +122,7 @@ class ForwardChunks:
         with self.event("counts", "wait"):
             self.counts.wait()
         with self.event("dispatch", "issue"):
-            self.copies_MH = self.rows_TH[self.plan.tokens_M]
+            self.copies_MH = copies_of(self.rows_TH, self.plan)
             del self.x_TH, self.rows_TH
             self.pending = issue_dispatch(self.copies_MH.detach(), self.plan)
 

@@ -53,9 +53,16 @@ def check_config(config: object) -> None:
         raise ValueError(f"config is a {type(config).__name__}, not an XtrainConfig")
 
 
-def check_recompute(way: object, *also: str) -> str | None:
-    """What is wrong with the option `recompute`; `also` are further known ways."""
+def check_recompute(way: object, layers: object, *also: str) -> str | None:
+    """What is wrong with the options `recompute` and `recomputed_layers`; `also` are
+    further known ways."""
     ways = ("none", "selective", "layer", *also)
+    whole = isinstance(layers, int) and not isinstance(layers, bool) and layers >= 0
+    if layers is not None and not (whole and way == "layer"):
+        return (
+            f"recomputed_layers={layers!r} with recompute={way!r}: it is how many "
+            'layers recompute="layer" computes again, 0 or more'
+        )
     if way in ways:
         return None
     hint = '; XtrainModel.stages knows "stage"' if way == "stage" else ""

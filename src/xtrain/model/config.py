@@ -88,6 +88,11 @@ class XtrainConfig(ModelShape):
         """Rows of embedding and head: the vocabulary and its padding."""
         return self.padded_vocab_size or self.vocab_size
 
+    @property
+    def padding_from(self) -> int | None:
+        """The first of the rows that are no token; None where there are none."""
+        return self.vocab_size if self.vocab_rows > self.vocab_size else None
+
     def window_of(self, layer: int) -> int | None:
         """The sliding window of the layer with this number."""
         return self.sliding_window if layer >= self.max_window_layers else None
@@ -123,6 +128,14 @@ class XtrainConfig(ModelShape):
             require_whole(name, getattr(self, name))
         groups = self.n_group, self.topk_group
         check_router(experts, top_k, self.scoring_func, *groups)
+
+
+def padded_for(config: XtrainConfig, tensor_ranks: int) -> XtrainConfig:
+    """The config with as many rows of embedding and head as the ranks can share."""
+    if config.vocab_rows % tensor_ranks == 0:
+        return config
+    rows = -(-config.vocab_size // tensor_ranks) * tensor_ranks
+    return dataclasses.replace(config, padded_vocab_size=rows)
 
 
 LOSSES = "router_aux_loss_coef", "router_sequence_loss_coef", "router_z_loss_coef"

@@ -35,6 +35,7 @@ from xtrain.context_parallel.balance import (
     check_balance,
     positions_of,
 )
+from xtrain.context_parallel.sequence_mask import Dropout
 from xtrain.model.config import XtrainConfig
 from xtrain.model.mesh_axes import axis_size
 
@@ -97,11 +98,13 @@ class SequenceCut(NamedTuple):
         enable_gqa: bool = False,
         window: int | None = None,
         documents: SequenceMask | None = None,
+        dropout: Dropout | None = None,
     ) -> Tensor:
         """Called as `scaled_dot_product_attention` is, with S / c tokens a rank.
 
         Args:
             documents: the `plan` of the batch, where it has any, or windows.
+            dropout: the factors of probabilities, by heads of this rank and positions.
         """
         del enable_gqa  # heads may always be grouped
         qkv, balance = (q_BNSD, k_BKSD, v_BKSD), self.balance
@@ -109,7 +112,7 @@ class SequenceCut(NamedTuple):
         if mask is not None:
             window, balance = None, mask.balance
         options: dict[str, Any] = {"causal": is_causal, "window": window, "mask": mask}
-        options["group"] = self.group
+        options |= {"group": self.group, "dropout": dropout}
         if self.attention == "ulysses":
             return ulysses_attention(*qkv, **options)
         over = ring_attention if self.attention == "ring" else all_gather_attention
@@ -149,11 +152,6 @@ def sequence_cut(
     group = axis_group(mesh, "context")
     if group is None or group.size() == 1:
         return None
-    if config.attention_dropout:
-        raise ValueError(
-            f"attention_dropout={config.attention_dropout} on {group.size()} context "
-            "ranks: their attention never holds the probabilities, so it drops none"
-        )
     if attention is not F.scaled_dot_product_attention:
         raise ValueError(
             f"attention= is for whole sequences, but {group.size()} context ranks have "

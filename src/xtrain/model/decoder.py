@@ -65,6 +65,8 @@ class XtrainModel(DecoderParts):
         recompute: what backward computes again instead of keeping it: "none", "layer"
             (each layer, of which its input is kept), or "selective" (attention between
             its projections, of which queries, keys and values are kept).
+        recomputed_layers: of recompute="layer", only so many layers, the first ones;
+            the others are "selective". Of stages it counts the layers of a rank.
         once_a_rank: send a token once to each expert rank that it has experts on, not
             once to each expert.
 
@@ -83,6 +85,7 @@ class XtrainModel(DecoderParts):
         context_attention: str = "ring",
         context_balance: str | None = None,
         recompute: str = "none",
+        recomputed_layers: int | None = None,
         once_a_rank: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -93,11 +96,12 @@ class XtrainModel(DecoderParts):
             "context_attention": context_attention,
             "context_balance": context_balance,
             "recompute": recompute,
+            "recomputed_layers": recomputed_layers,
             "once_a_rank": once_a_rank,
             "dtype": dtype,
         }
         problem = problem_of(lambda: check_mesh(mesh, config))
-        problem = problem or check_recompute(recompute)
+        problem = problem or check_recompute(recompute, recomputed_layers)
         check_same_config(config, mesh, given, problem)
         super().__init__(
             config,

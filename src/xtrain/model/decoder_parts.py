@@ -62,6 +62,7 @@ class DecoderParts(DecoderWeights):
         context_attention: str = "ring",
         context_balance: str | None = None,
         recompute: str = "none",
+        recomputed_layers: int | None = None,
         once_a_rank: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -71,7 +72,8 @@ class DecoderParts(DecoderWeights):
         self.sequence_parallel = sequence_parallel
         self.copies = CopyCounts(config)
         self.tensor, self.expert = (
-            axis_group(mesh, axis) for axis in ("tensor", "expert")
+            axis_group(mesh, axis) if axis_size(mesh, axis) > 1 else None
+            for axis in ("tensor", "expert")
         )
         self.data, self.replicas = batch_group(mesh), replica_group(mesh)
         self.everyone = groups_to_all(mesh)
@@ -81,13 +83,14 @@ class DecoderParts(DecoderWeights):
         if self.context is not None:
             attention = self.context.attend
         self.deals = self.context is not None and self.context.balance == BY_DOCUMENT
-        self.recompute = recompute
+        self.recompute, self.recomputed_layers = recompute, recomputed_layers
         make = PlainModules(config, attention, self.expert)
         if self.tensor is not None:
             cut = sequence_parallel, self.tensor, self.expert
             make = TensorParallelModules(config, attention, *cut)
-        make.recomputes_attention = recompute == "selective"
         make.once_a_rank = once_a_rank
+        if self.context is not None:
+            make.context = self.context.group.size()
         last = config.num_hidden_layers + 1
         self.has_embedding, self.has_head = 0 in parts, last in parts
         with torch.device("meta"):  # filled below, each weight once
@@ -96,6 +99,8 @@ class DecoderParts(DecoderWeights):
             self.layers = nn.ModuleList()
             for number in parts:
                 if 0 < number < last:  # named by its number in the whole model
+                    again = self.recomputes(len(self.layers))
+                    make.recomputes_attention = again == "selective"
                     layer = make.layer(number - 1)
                     self.layers.add_module(str(number - 1), layer)
             if self.has_head:
@@ -148,12 +153,18 @@ class DecoderParts(DecoderWeights):
 
     def through_layers(self, x: Tensor, *more: Tensor | None) -> Tensor:
         """One layer after the other."""
-        for layer in self.layers:
-            if self.recompute == "layer":
+        for place, layer in enumerate(self.layers):
+            if self.recomputes(place) == "layer":
                 x = checkpoint(layer, x, *more)
             else:
                 x = layer(x, *more)
         return x
+
+    def recomputes(self, place: int) -> str:
+        """What backward computes again of a layer: of the first ones, or all, the whole
+        layer; of the others what is cheap."""
+        some = self.recomputed_layers
+        return self.recompute if some is None or place < some else "selective"
 
     def without_padding(self, logits: Tensor) -> Tensor:
         """-inf for rows of the vocabulary that are no token: no loss, no gradient."""

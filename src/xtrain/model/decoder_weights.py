@@ -75,6 +75,8 @@ class DecoderWeights(nn.Module):
                 over which a wrapper of xtrain (DDP, ZeRO, FSDP) sums.
         """
         axes = [axis for axis in GRADIENT_AXES if axis_size(self.mesh, axis) > 1]
+        if not axes and self.tensor is None:
+            return
         check_skips(self.parameters(), axes, skip)
         if not any("tensor" in summed_over(p) for p in self.parameters()):
             self.sum_partial_gradients()

@@ -22,6 +22,10 @@ SHARDS = {
     "FullyShardedDataParallel": "fsdp.clip_grad_norm_(max_norm)",
 }
 """Wrappers that shard gradients, and how each of them clips."""
+CLIPS = SHARDS | {
+    "Muon": "clip_sharded_grad_norm_ of what muon.reduce_gradients() leaves",
+}
+"""Those whose gradients are not the parameters' own when a step is clipped."""
 
 
 @torch.no_grad()
@@ -147,7 +151,7 @@ def check_not_sharded(parameters: Iterable[Tensor]) -> None:
     The norm of the parameters' own gradients would be that of shards, or zero.
     """
     for owner in map(owner_of, parameters):
-        if owner in SHARDS:
+        if owner in CLIPS:
             raise ValueError(
-                f"{owner} shards the gradients of this model: call {SHARDS[owner]}"
+                f"{owner} shards the gradients of this model: call {CLIPS[owner]}"
             )

@@ -14,6 +14,8 @@ import dataclasses
 import sys
 from typing import Any
 
+import torch
+
 from xtrain.model.config import XtrainConfig
 from xtrain.model.hf_kinds import (
     KINDS,
@@ -41,15 +43,6 @@ ABSENT: dict[str, tuple[Any, ...]] = {
 }
 """Entries that may be absent, and the values with which they change nothing. Tensors of
 biases and further norms are refused as left over."""
-CARRIED = (
-    "model_type",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "max_position_embeddings",
-)
-"""Entries that `save_hf` writes as `load_hf` has found them; `model_type` if it still
-is that of the model."""
 EXPERT_NAMES = ("num_local_experts", "num_experts_per_tok")
 OWN_LOSSES = {
     "router_aux_loss_pooled": True,
@@ -136,6 +129,25 @@ def config_to_hf(
         and {"rope_type": "llama3", **dataclasses.asdict(scaling)},
         "torch_dtype": dtype,
     }
+
+
+def entries_to_write(
+    config: XtrainConfig, dtype: torch.dtype, found: dict[str, Any]
+) -> dict[str, Any]:
+    """The entries of `config.json`: those of `found`, but for what has changed.
+
+    Args:
+        found: all entries of the file that the model comes from, also those that the
+            model does not read; {} of a model that comes from none.
+    """
+    kind, text = found.get("model_type"), str(dtype).removeprefix("torch.")
+    own = config_to_hf(config, text, kind)
+    if not found:
+        return own
+    before = config_to_hf(config_from_hf(found), text, kind)
+    changed = {name: own[name] for name in own if own[name] != before.get(name)}
+    dtypes = [name for name in ("dtype", "torch_dtype") if name in found]
+    return found | changed | dict.fromkeys(dtypes or ["torch_dtype"], text)
 
 
 def check_architecture(config: XtrainConfig) -> None:

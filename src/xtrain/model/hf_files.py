@@ -1,11 +1,13 @@
 """The files of a checkpoint in Hugging Face's layout, and what they hold."""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.checkpoint import About, CheckpointError
@@ -18,6 +20,15 @@ MOST_BYTES = 2**28
 """Of a JSON file: an index of a million tensors has 100 MB."""
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, GENERATION = "config.json", "generation_config.json"
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+"""Their names in the header of a safetensors file."""
 
 
 def files_of(directory: Path) -> Files:
@@ -87,6 +98,35 @@ def read_json(path: Path) -> dict:
 def write_json(path: Path, values: dict) -> None:
     """Indented."""
     path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def write_safetensors(
+    path: Path,
+    about: Mapping[str, About],
+    tensors: Iterable[Tensor],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write tensors in the order of `about`, each before the next one is made.
+
+    The format: the length of the header, 8 bytes, the header as JSON, padded to a
+    multiple of 8 bytes, and the tensors' bytes end to end. `save_file` of safetensors
+    needs all tensors at once.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (shape, dtype, _) in about.items():
+        begin, end = end, end + torch.Size(shape).numel() * dtype.itemsize
+        entry = {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": (begin, end)}
+        header[name] = entry
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors:
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            del tensor  # before the next one is made
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def everywhere(mesh: DeviceMesh | None) -> AbstractContextManager:

@@ -9,19 +9,18 @@ Each rank reads the elements of its own stages, experts and slices and no others
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from xtrain.checkpoint import About, CheckpointError
+from xtrain.checkpoint import About, CheckpointError, Shard
 from xtrain.checkpoint.bare_file import about, opened_safetensors, read_box
-from xtrain.model.config import XtrainConfig
+from xtrain.model.config import XtrainConfig, padded_for
 from xtrain.model.decoder import XtrainModel
 from xtrain.model.decoder_parts import Carried, DecoderParts
-from xtrain.model.hf_config import CARRIED, config_from_hf
+from xtrain.model.hf_config import config_from_hf
 from xtrain.model.hf_files import (
     CONFIG,
     GENERATION,
@@ -38,6 +37,21 @@ from xtrain.model.parameters import TABLES
 from xtrain.model.stages import as_stages, check_ranks, make_modules
 from xtrain.pipeline_parallel import PipelineStage
 from xtrain.schedules import Schedule
+
+
+class Found(NamedTuple):
+    """What a directory has, before a tensor of it is read.
+
+    Attributes:
+        files: each with the names of its tensors.
+        tensors: shape and dtype of each.
+        carried: all entries of `config.json` and `generation_config.json`.
+    """
+
+    config: XtrainConfig
+    files: Files
+    tensors: dict[str, About]
+    carried: Carried
 
 
 def load_hf(
@@ -62,11 +76,12 @@ def load_hf(
     """
     check_whole_world(mesh)
     with everywhere(mesh):
-        config, files, kind, carried = _look(Path(directory), dtype)
-        config = padded_for(config, axis_size(mesh, "tensor"))
+        found = look(directory)
+        kind = dtype or only_dtype(found.tensors)
+        config = padded_for(found.config, axis_size(mesh, "tensor"))
     with everywhere(mesh):
         model = XtrainModel(config, mesh, device="meta", dtype=kind, **options)
-        _load([model], files, carried)
+        _load([model], found)
     return model
 
 
@@ -91,59 +106,61 @@ def load_hf_stages(
     check_whole_world(mesh)
     check_ranks(mesh, schedule)
     with everywhere(mesh):
-        config, files, kind, carried = _look(Path(directory), dtype)
-        config = padded_for(config, axis_size(mesh, "tensor"))
+        found = look(directory)
+        kind = dtype or only_dtype(found.tensors)
+        config = padded_for(found.config, axis_size(mesh, "tensor"))
     with everywhere(mesh):
         options |= {"device": "meta", "dtype": kind}
         modules = make_modules(config, mesh, schedule, **options)
-        _load(list(modules.values()), files, carried)
+        _load(list(modules.values()), found)
     return as_stages(modules, schedule.stages)
 
 
-def padded_for(config: XtrainConfig, tensor_ranks: int) -> XtrainConfig:
-    """The config with as many rows of embedding and head as the ranks can share."""
-    if config.vocab_size % tensor_ranks == 0:
-        return config
-    rows = -(-config.vocab_size // tensor_ranks) * tensor_ranks
-    return replace(config, padded_vocab_size=rows)
+def look(directory: str | Path) -> Found:
+    """What the files say of their model; no tensor is read.
 
-
-def _look(
-    directory: Path, dtype: torch.dtype | None
-) -> tuple[XtrainConfig, Files, torch.dtype, Carried]:
-    """The config, the files, the dtype, and entries that the model does not read."""
-    path = directory / CONFIG
+    Raises:
+        CheckpointError: as `load_hf`, on this rank alone.
+    """
+    path = Path(directory) / CONFIG
     values = read_json(path)
     with named(path):
         config = config_from_hf(values)
-    files = files_of(directory)
+    files = files_of(path.parent)
     there = _check_names(config, files)
-    carried = {path.name: {n: values[n] for n in CARRIED if n in values}}
-    generation = directory / GENERATION
+    carried = {path.name: values}
+    generation = path.with_name(GENERATION)
     if generation.exists():
         carried[GENERATION] = read_json(generation)
-    return config, files, dtype or only_dtype(there), carried
+    return Found(config, files, there, carried)
 
 
-def _load(modules: Sequence[DecoderParts], files: Files, carried: Carried) -> None:
+def _load(modules: Sequence[DecoderParts], found: Found) -> None:
     """Give modules on the meta device memory, and what the files have for them."""
     for module in modules:
-        module.carried = carried
+        module.carried = found.carried
         module.to_empty(device=torch.get_default_device())
         for name, parameter in module.named_parameters():
             if name in TABLES:  # rows that pad the vocabulary are in no file
                 parameter.detach().zero_()
-        for path, names in files.items():
-            _fill(module, path, names)
+        shards = [
+            module.placement(name).shard(name, parameter)
+            for name, parameter in module.named_parameters()
+        ]
+        fill(shards, found)
 
 
-def _fill(module: DecoderParts, path: Path, names: set[str]) -> None:
-    """Copy this rank's slices out of one file."""
-    with opened_safetensors(path) as opened:
-        for name, parameter in module.named_parameters():
-            for piece in module.placement(name).shard(name, parameter).pieces():
-                for stored, box, data in tensors_of(piece, module.config.vocab_size):
-                    if stored in names and data.numel():
+def fill(shards: Sequence[Shard], found: Found) -> None:
+    """Give shards of parameters, in any layout, what the files have for them.
+
+    Rows that pad the vocabulary stay as they are. CheckpointError, on this rank alone,
+    for a file that cannot be read.
+    """
+    for path, names in found.files.items():
+        with opened_safetensors(path) as opened:
+            for piece in (piece for shard in shards for piece in shard.pieces()):
+                for stored, box, data in tensors_of(piece):
+                    if stored in names:
                         data.copy_(read_box(opened, stored, box))
 
 

@@ -23,7 +23,6 @@ from xtrain.checkpoint.pieces import Piece
 from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder import XtrainModel
 from xtrain.model.decoder_parts import DecoderParts
-from xtrain.model.parameters import TABLES
 
 MATRICES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 MOE = ".block_sparse_moe."
@@ -70,14 +69,8 @@ def is_stacked(name: str) -> bool:
     return ".mlp.experts." in name
 
 
-def tensors_of(piece: Piece, vocabulary: int) -> list[tuple[str, Box, torch.Tensor]]:
-    """What a piece of our parameter is made of: names in a file, and boxes in them.
-
-    Rows that pad the vocabulary are left out.
-    """
-    if piece.name in TABLES:
-        rows = max(0, vocabulary - piece.offset[0])
-        piece = replace(piece, data=piece.data[:rows])
+def tensors_of(piece: Piece) -> list[tuple[str, Box, torch.Tensor]]:
+    """What a piece of our parameter is made of: names in a file, and boxes in them."""
     if not is_stacked(piece.name):
         return [(hf_name(piece.name), piece.box, piece.data)]
     first, *offset = piece.offset

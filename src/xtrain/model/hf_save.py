@@ -1,38 +1,54 @@
 """Checkpoints of dense models and Mixtral in Hugging Face's layout, out of shards.
 
-    pipeline   0: embedding, layer 0     1: layer 1, head
-    expert     experts 0, 1              experts 2, 3
-    tensor     slices 0, 1, 2            slices 0, 1, 2
+    tensor of a file    # # # # . . . .  from rank 0, its own
+                        # # # # . . . .
+                        + + + + * * * *  from ranks 2 and 3: boxes of any sizes
+                        + + + + * * * *
 
-The files are those of `hf_load`, as `transformers` itself writes them. One rank, the
-first of every axis, collects one file's tensors at a time and writes them: a tensor's
-slices are gathered on tensor rank 0, an expert's tensor goes from its expert rank to
-the first one, and each tensor from the pipeline rank that holds it to the first.
+The files are those of `hf_load`, as `transformers` itself writes them. Every rank lists
+the boxes that it holds of each tensor: a slice of a tensor rank, an expert, a flat
+shard of ZeRO. Rank 0 receives them tensor by tensor and writes each before the next, so
+no rank needs room for more than its own part and one tensor. What several ranks hold,
+the first of them sends: every element is sent once, or lies on rank 0 already.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
-from xtrain.checkpoint.parameter_slice import Placement
-from xtrain.comm.mesh import REPLICA_AXES, axis_group
+from xtrain.checkpoint import About, Shard
+from xtrain.checkpoint.boxes import Box
+from xtrain.comm.agreement import values_of_all
+from xtrain.comm.checks import message_device
+from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder import XtrainModel
-from xtrain.model.decoder_parts import DecoderParts
-from xtrain.model.hf_config import check_architecture, config_to_hf
-from xtrain.model.hf_files import CONFIG, FILE, INDEX, everywhere, write_json
-from xtrain.model.hf_names import check_own_shapes, hf_sources, whole_shapes
-from xtrain.model.mesh_axes import check_whole_world, is_first
+from xtrain.model.decoder_parts import Carried
+from xtrain.model.hf_config import check_architecture, entries_to_write
+from xtrain.model.hf_files import (
+    CONFIG,
+    FILE,
+    INDEX,
+    everywhere,
+    write_json,
+    write_safetensors,
+)
+from xtrain.model.hf_names import (
+    check_own_shapes,
+    hf_sources,
+    tensors_of,
+    whole_shapes,
+)
+from xtrain.model.mesh_axes import check_whole_world, mesh_group
 from xtrain.model.stage_gradients import stage_modules
 from xtrain.pipeline_parallel import PipelineStage
 
 MAX_FILE_BYTES = 5 * 10**9
+Dtypes = Mapping[str, torch.dtype]
+"""Of tensors, by their names in the files."""
 
 
 def save_hf(
@@ -57,11 +73,40 @@ def save_hf(
     """
     modules = [model] if isinstance(model, XtrainModel) else stage_modules(model)
     config, mesh = modules[0].config, modules[0].mesh
+    check_own_shapes(modules, whole_shapes(config))
+    shards = [
+        module.placement(name).shard(name, parameter)
+        for module in modules
+        for name, parameter in module.named_parameters()
+    ]
+    carried = modules[0].carried
+    write_hf(directory, shards, config, mesh, carried, max_file_bytes=max_file_bytes)
+
+
+def write_hf(
+    directory: str | Path,
+    shards: Sequence[Shard],
+    config: XtrainConfig,
+    mesh: DeviceMesh | None,
+    carried: Carried,
+    *,
+    dtypes: Dtypes | None = None,
+    metadata: Mapping[str, str] | None = None,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """`save_hf` of shards in any layout: those of all ranks make up every parameter.
+
+    Args:
+        carried: entries of files that the model comes from.
+        dtypes: of the files' tensors; those of the shards unless given.
+        metadata: of each file, besides its format.
+
+    Raises:
+        CheckpointError, ValueError: as `save_hf`.
+    """
     check_whole_world(mesh)
     check_architecture(config)
-    shapes = whole_shapes(config)
-    check_own_shapes(modules, shapes)
-    directory, collector = Path(directory), Collector(modules, shapes)
+    directory, collector = Path(directory), Collector(shards, config, mesh, dtypes)
     groups = _split_into_files(collector, max_file_bytes)
     with everywhere(mesh):
         if collector.writes:
@@ -71,136 +116,127 @@ def save_hf(
     for number, names in enumerate(groups):
         one = len(groups) == 1
         path = FILE if one else f"model-{number + 1:05}-of-{len(groups):05}.safetensors"
-        total += _collect_and_write(collector, names, directory / path)
+        total += _collect_and_write(collector, names, directory / path, metadata or {})
         weight_map |= dict.fromkeys(names, path)
     with everywhere(mesh):
         if collector.writes:
-            dtype = str(collector.dtype).removeprefix("torch.")
-            carried = modules[0].carried
-            kind = carried.get(CONFIG, {}).get("model_type")
-            for name in {CONFIG, *carried}:
-                own = config_to_hf(config, dtype, kind) if name == CONFIG else {}
-                write_json(directory / name, own | (carried.get(name, {}) | own))
+            dtype = collector.tensors[next(iter(collector.tensors))].dtype
+            own = entries_to_write(config, dtype, carried.get(CONFIG, {}))
+            for name, entries in {**carried, CONFIG: own}.items():
+                write_json(directory / name, entries)
             if len(groups) > 1:
                 index = {"metadata": {"total_size": total}, "weight_map": weight_map}
                 write_json(directory / INDEX, index)
 
 
 class Collector:
-    """Whole tensors on the rank that writes, from all ranks of a mesh."""
+    """Whole tensors of files on rank 0, from the boxes that all ranks hold.
 
-    def __init__(self, modules: Sequence[DecoderParts], shapes: dict[str, torch.Size]):
-        self.sources, self.mesh = hf_sources(modules[0].config), modules[0].mesh
-        self.held = {
-            name: (module, parameter.detach())
-            for module in modules
-            for name, parameter in module.named_parameters()
+    Attributes:
+        tensors: shape and dtype of each, in the order of the files.
+        held: this rank's boxes of each, as views of its shards.
+        owners: each box of a tensor, and the first rank that holds it.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        config: XtrainConfig,
+        mesh: DeviceMesh | None,
+        dtypes: Dtypes | None = None,
+    ):
+        self.mesh, self.group = mesh, mesh_group(mesh)
+        self.rank = 0 if mesh is None else dist.get_rank(self.group)
+        self.writes = self.rank == 0
+        self.held: dict[tuple[str, Box], Tensor] = {}
+        for piece in (piece for shard in shards for piece in shard.pieces()):
+            for name, box, data in tensors_of(piece):
+                self.held[name, box] = data
+        mine = [(key, data.dtype) for key, data in self.held.items()]
+        everywhere = [mine] if mesh is None else values_of_all(mine, self.group)
+        self.owners: dict[str, dict[Box, int]] = {}
+        found: dict[str, torch.dtype] = {}
+        for rank, theirs in enumerate(everywhere):
+            for (name, box), dtype in theirs:
+                self.owners.setdefault(name, {}).setdefault(box, rank)
+                found.setdefault(name, dtype)
+        self.tensors = {
+            name: About(tuple(source.shape), (dtypes or found)[name])
+            for name, source in hf_sources(config).items()
         }
-        self.pipeline, self.expert, self.tensor, *alike = (
-            axis_group(self.mesh, axis)
-            for axis in ("pipeline", "expert", "tensor", *REPLICA_AXES, "context")
-        )
-        self.takes_part = all(map(is_first, alike))
-        cut = self.pipeline, self.expert, self.tensor
-        self.writes = all(map(is_first, (*cut, *alike)))
-        mine = {name: parameter.dtype for name, (_, parameter) in self.held.items()}
-        held: list[Any] = [mine]
-        if self.pipeline is not None:
-            held = [None] * self.pipeline.size()
-            dist.all_gather_object(held, mine, group=self.pipeline)
-        self.dtypes = {n: dtype for names in held for n, dtype in names.items()}
-        self.dtype = self.dtypes[next(iter(shapes))]
-        ranks = reversed(list(enumerate(held)))
-        self.holder = {name: rank for rank, names in ranks for name in names}
-        """The first pipeline rank that holds a parameter."""
 
     def nbytes(self, name: str) -> int:
         """Of the whole tensor of a file."""
-        source = self.sources[name]
-        return source.shape.numel() * self.dtypes[source.parameter].itemsize
+        shape, dtype, _ = self.tensors[name]
+        return torch.Size(shape).numel() * dtype.itemsize
 
-    def collect(self, name: str) -> Tensor | None:
-        """The whole tensor on the rank that writes, None on all others."""
-        parameter, expert, shape = self.sources[name]
-        if not self.takes_part:
-            return None
-        holder, whole, owner = self.holder[parameter], None, 0
-        if rank_in(self.pipeline) == holder:
-            if expert is not None:
-                owner = expert // len(self.held[parameter][1])
-            if rank_in(self.expert) == owner:
-                whole = self._gather_slices(parameter, expert)
-                if whole is not None:  # less the rows that pad the vocabulary
-                    whole = whole[: shape[0]]
-            if is_first(self.tensor):
-                whole = self._to_first(whole, name, owner, self.expert)
-        if is_first(self.tensor) and is_first(self.expert):
-            whole = self._to_first(whole, name, holder, self.pipeline)
-        return None if whole is None or not self.writes else whole.cpu()
+    def collect(self, names: Sequence[str]) -> Iterator[Tensor]:
+        """The whole tensors, one after the other, on rank 0; no tensors elsewhere."""
+        for name in names:
+            if self.writes:
+                yield self._whole(name)
+            else:
+                self._send(name)
 
-    def _to_first(
-        self, whole: Tensor | None, name: str, source: int, group: ProcessGroup | None
-    ) -> Tensor | None:
-        """From rank `source` of a group, which has the tensor, to its first rank."""
-        if source == 0 or group is None:
-            return whole
-        if group.rank() == source:
-            assert whole is not None
-            dist.send(whole, group=group, group_dst=0)
-        if group.rank() > 0:
-            return None
-        parameter, _, shape = self.sources[name]
-        device = next(iter(self.held.values()))[1].device
-        whole = torch.empty(shape, dtype=self.dtypes[parameter], device=device)
-        dist.recv(whole, group=group, group_src=source)
+    def _whole(self, name: str) -> Tensor:
+        """A tensor from its boxes, on the CPU."""
+        shape, dtype, _ = self.tensors[name]
+        whole = torch.empty(shape, dtype=dtype, device="cpu")
+        outer = Box((0,) * len(shape), shape)
+        for box, rank in self.owners[name].items():
+            whole[box.slices_in(outer)].copy_(self._box(name, box, rank))
         return whole
 
-    def _gather_slices(self, name: str, expert: int | None) -> Tensor | None:
-        """The whole tensor on the first of the tensor ranks."""
-        module, local = self.held[name]
-        place, group = module.placement(name), self.tensor
-        if expert is not None:
-            local = local[expert % len(local)]
-            place = place.inner or Placement()
-            place = replace(place, dim=place.dim - 1)
-        first = is_first(group)
-        if group is None or place.count == 1:
-            return local.contiguous() if first else None
-        pieces = [torch.empty_like(local) for _ in range(group.size())]
-        dist.gather(
-            local.contiguous(), pieces if first else None, group_dst=0, group=group
-        )
-        distinct = pieces[:: group.size() // place.count]  # one of equal replicas
-        return torch.cat(distinct, place.dim) if first else None
+    def _send(self, name: str) -> None:
+        """The boxes of which this rank is the first, to rank 0."""
+        device, dtype = message_device(self.group), self.tensors[name].dtype
+        for box, rank in self.owners[name].items():
+            if rank == self.rank:
+                data = self.held[name, box].to(device, dtype).contiguous()
+                dist.send(data, group=self.group, group_dst=0)
+
+    def _box(self, name: str, box: Box, rank: int) -> Tensor:
+        """A box on rank 0, its own or that of another rank."""
+        if rank == self.rank:
+            return self.held[name, box]
+        dtype, device = self.tensors[name].dtype, message_device(self.group)
+        data = torch.empty(box.size, dtype=dtype, device=device)
+        dist.recv(data, group=self.group, group_src=rank)
+        return data
 
 
-def rank_in(group: ProcessGroup | None) -> int:
-    """This rank's number on an axis; 0 on one that the mesh does not have."""
-    return 0 if group is None else group.rank()
+def _collect_and_write(
+    collector: Collector, names: list[str], path: Path, metadata: Mapping[str, str]
+) -> int:
+    """One file, a tensor at a time; the bytes of its tensors.
 
-
-def _collect_and_write(collector: Collector, names: list[str], path: Path) -> int:
-    """One file; the bytes of its tensors on the rank that writes, 0 elsewhere."""
-    tensors = {}
-    for name in names:
-        full = collector.collect(name)
-        if full is not None:
-            tensors[name] = full
+    When it cannot be written, the other ranks still send what they have begun to send,
+    and then all raise.
+    """
+    tensors = collector.collect(names)
     with everywhere(collector.mesh):
-        if collector.writes:
-            save_file(tensors, path, metadata={"format": "pt"})
-    return sum(t.nbytes for t in tensors.values())
+        try:
+            if collector.writes:
+                about = {name: collector.tensors[name] for name in names}
+                metadata = {**metadata, "format": "pt"}
+                write_safetensors(path, about, tensors, metadata)
+        finally:
+            for _ in tensors:
+                pass
+    return sum(map(collector.nbytes, names))
 
 
 def _split_into_files(collector: Collector, most: int) -> list[list[str]]:
-    """Names in order, as many a file as fit."""
+    """Names in order, as many a file as fit; in a file the widest dtypes come first."""
     groups: list[list[str]] = [[]]
     filled = 0
-    for name in collector.sources:
+    for name in collector.tensors:
         nbytes = collector.nbytes(name)
         if groups[-1] and filled + nbytes > most:
             groups.append([])
             filled = 0
         groups[-1].append(name)
         filled += nbytes
+    for group in groups:  # each tensor begins at a multiple of its elements' size
+        group.sort(key=lambda name: -collector.tensors[name].dtype.itemsize)
     return groups

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from xtrain.expert_parallel import GShardMoE, MoE
 from xtrain.expert_parallel.events import ChunkEvent
 from xtrain.model.config import XtrainConfig
+from xtrain.tensor_parallel.mlp import gated
+from xtrain.tensor_parallel.norm import RMSNorm
 from xtrain.tensor_parallel.rotary_attention import RotaryAttention
 
 
@@ -43,8 +45,8 @@ class Attention(RotaryAttention):
         self.v_proj = nn.Linear(hidden, keys, bias=config.qkv_bias)
         self.o_proj = nn.Linear(queries, hidden, bias=False)
         if config.qk_norm:
-            self.q_norm = nn.RMSNorm(head_dim, config.rms_norm_eps)
-            self.k_norm = nn.RMSNorm(head_dim, config.rms_norm_eps)
+            self.q_norm = RMSNorm(head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(head_dim, config.rms_norm_eps)
 
     def forward(
         self, x_BSH: Tensor, positions: Tensor, documents: Tensor | None = None
@@ -67,7 +69,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The gated product through the inner size: [B, S, H] in and out."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
 
 
 class DecoderLayer(nn.Module):

@@ -39,7 +39,7 @@ def count_labels(
     Raises:
         ValueError: on every rank of the mesh if one has a problem.
     """
-    groups = mesh or ([] if data is None else [data])
+    groups = mesh or ([] if data is None or data.size() == 1 else [data])
     count = None if problem is not None else (labels != IGNORED).sum()
     total = sum_unless(problem, count, groups, data)
     return total // prod(group.size() for group in groups if group is not data)
@@ -103,7 +103,7 @@ def mean_cross_entropy(
         count = count_labels(labels_BS, data)
     total = sum_cross_entropy(logits_BSV, labels_BS, tensor)
     for others in (context, data):
-        if others is not None:
+        if others is not None and others.size() > 1:
             total = all_reduce_identity(total, others)
     return total / count.clamp(min=1)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.model.config import XtrainConfig
+from xtrain.model.context_dropout import ContextDropout
 from xtrain.model.layer import Attention, DecoderLayer, OverlappedDecoderLayer, SwiGLU
 from xtrain.model.moe import make_moe
 from xtrain.pipeline_parallel.recompute import checkpoint
@@ -25,6 +26,7 @@ from xtrain.tensor_parallel import (
     VocabParallelEmbedding,
 )
 from xtrain.tensor_parallel.attention_mask import scaled_dot_product_attention
+from xtrain.tensor_parallel.norm import RMSNorm
 
 
 class Recomputed(nn.Module):
@@ -47,10 +49,12 @@ class PlainModules:
     Attributes:
         recomputes_attention: backward computes scores and probabilities again.
         once_a_rank: tokens travel once to each rank with experts of theirs.
+        context: how many ranks the given attention is of, or None.
     """
 
     recomputes_attention = False
     once_a_rank = False
+    context: int | None = None
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class PlainModules:
         return nn.Embedding(self.config.vocab_rows, self.config.hidden_size)
 
     def norm(self) -> nn.Module:
-        return nn.RMSNorm(self.config.hidden_size, self.config.rms_norm_eps)
+        return RMSNorm(self.config.hidden_size, self.config.rms_norm_eps)
 
     def attention(self, layer: int = 0) -> nn.Module:
         """Of the layer with this number."""
@@ -78,7 +82,10 @@ class PlainModules:
     def attention_function(self) -> Callable[..., Tensor]:
         """What a layer calls; one that drops is a module of the layer."""
         p, attends = self.config.attention_dropout, self.given_attention
-        if p:
+        if p and self.context is not None:
+            group = self.dropping.get("group")
+            attends = ContextDropout(p, attends, self.context, group)
+        elif p:
             attends = DropoutAttention(p, **self.dropping)
         return Recomputed(attends) if self.recomputes_attention else attends
 

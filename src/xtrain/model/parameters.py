@@ -38,7 +38,7 @@ from xtrain.tensor_parallel.attention import key_replicas
 
 TABLES = {"embed_tokens.weight", "lm_head.weight"}
 """Parameters with a row for each token, and maybe rows of padding."""
-ROWS = {"embed_tokens", "lm_head", "q_proj", "gate_proj", "up_proj"}
+ROWS = {"q_proj", "gate_proj", "up_proj"}
 KEYS = {"k_proj", "v_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}
 NORMS = {"input_layernorm", "post_attention_layernorm", "norm"}
@@ -102,6 +102,8 @@ def tensor_placement(
 ) -> Placement:
     """Where a parameter that is not of experts is cut over tensor ranks."""
     layer = name.split(".")[-2]
+    if name in TABLES:
+        return Placement(0, rank, size, rows=config.padding_from)
     if layer in ROWS:
         return Placement(0, rank, size)
     if layer in COLUMNS:

@@ -227,13 +227,14 @@ def make_modules(
     schedule: Schedule,
     sequence: int = 1,
     recompute: str = "none",
+    recomputed_layers: int | None = None,
     **options: Any,
 ) -> dict[int, DecoderStage]:
     """The modules of this rank's stages, by the stage's number; only they are made."""
     cut = {"schedule": schedule.name, "stages": schedule.stages, "sequence": sequence}
-    options["recompute"] = recompute
+    options |= {"recompute": recompute, "recomputed_layers": recomputed_layers}
     problem = problem_of(lambda: check_pipeline(config, mesh, schedule))
-    problem = problem or check_recompute(recompute, "stage")
+    problem = problem or check_recompute(recompute, recomputed_layers, "stage")
     check_same_config(config, mesh, cut | options, problem)
     group = axis_group(mesh, "pipeline")
     rank = 0 if group is None else group.rank()
@@ -242,16 +243,16 @@ def make_modules(
     whole = options.get("sequence_parallel") or options.get("once_a_rank")
     in_pieces = in_pieces and not whole
     kind = OverlappedDecoderStage if in_pieces else DecoderStage
-    return {
-        stage: kind(
-            config,
-            mesh,
-            parts[stage],
-            is_copy=schedule.rank_of(stage, 0) != rank,
-            **options,
-        )
-        for stage in schedule.stages_of(rank)
-    }
+    found: dict[int, DecoderStage] = {}
+    for stage in schedule.stages_of(rank):
+        is_copy = schedule.rank_of(stage, 0) != rank
+        made = kind(config, mesh, parts[stage], is_copy=is_copy, **options)
+        if recomputed_layers is not None:  # those that are left for the next stage
+            options["recomputed_layers"] -= min(
+                len(made.layers), options["recomputed_layers"]
+            )
+        found[stage] = made
+    return found
 
 
 def hides_messages(mesh: DeviceMesh | None, schedule: Schedule) -> bool:

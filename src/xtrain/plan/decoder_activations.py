@@ -1,29 +1,27 @@
 """Bytes that our own decoder keeps for backward, operation by operation.
 
     a layer, of one token                      elements              bytes, divided by
-    two norms: what comes in, and normalized   4 h                   wide         s
-               one over the root mean square   2                     wide         s
-    into q, k, v and into gate, up             2 h                   item         s
-    queries, attention's output twice          3 a d                 item         t
-    keys and values                            2 k d                 item         t
-    log-sum-exp of attention                   a                     wide         t
-    gate, up, silu(gate) and their product     4 f                   item         t
+    as counted by `layer_activations`          4 h + 2 a d + 2 k d   item         s, t
+                                               + 3 f
+    log-sum-exp of attention                   a                     fp32         t
+    two norms: one over the root mean square   2                     wide         s
     cosines and sines of a position            d, once a sequence    wide         1
 
     the end, of one token
-    last norm, and what the head reads         2 h + 1, h            wide, item   s
+    last norm, and what the head reads         h + 1 wide, h         item         s
     probabilities of the loss                  V                     wide         t
 
 `item` are the bytes of an activation, `wide` those of fp32 at least; t are tensor
-ranks, and s is t with sequence parallelism, else 1. A framework with fused kernels
-keeps less (`layer_activations`): nothing here is fused but attention, so silu(gate),
-the normalized inputs and a second order of attention's output are kept as well.
+ranks, and s is t with sequence parallelism, else 1. What stands between the matrices
+has its backward written by hand, on a CPU the norms as well: normalized inputs and
+silu(gate) are computed again.
 
 What is measured in the tests is the bytes of all storages that autograd saves.
 
 Symbols: h hidden size, a heads, k key heads, d head size, f inner size, V vocabulary.
 """
 
+from xtrain.plan.activations import layer_activations
 from xtrain.plan.checks import require_whole
 from xtrain.plan.shapes import ModelShape
 
@@ -49,14 +47,10 @@ def decoder_layer_activations(
         raise ValueError(
             f"num_local_experts={shape.num_local_experts}: only dense layers count"
         )
-    hidden, heads = shape.hidden_size, shape.num_attention_heads
-    norms = (4 * hidden + 2) * wide + 2 * hidden * itemsize
-    key_heads = max(shape.num_key_value_heads, tensor)
-    width = 3 * heads + 2 * key_heads
-    inside = (width * shape.head_dim + 4 * shape.intermediate_size) * itemsize
-    inside += heads * wide
+    cut = {"tensor": tensor, "sequence_parallel": sequence_parallel}
+    kept = layer_activations(shape, tokens, itemsize=itemsize, **cut)  # type: ignore[arg-type]
     rotary = sequence * shape.head_dim * wide
-    return tokens * (norms / outside + inside / tensor) + rotary
+    return kept.total + 2 * tokens * wide / outside + rotary
 
 
 def decoder_activations(
@@ -82,7 +76,7 @@ def decoder_activations(
     )
     tokens, wide, outside = _units(batch, sequence, itemsize, tensor, sequence_parallel)
     hidden = shape.hidden_size
-    norm = ((2 * hidden + 1) * wide + hidden * itemsize) / outside
+    norm = (wide + 2 * hidden * itemsize) / outside
     end = tokens * (norm + shape.vocab_size * wide / tensor)
     return shape.num_hidden_layers * layer + end
 

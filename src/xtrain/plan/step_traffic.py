@@ -102,7 +102,7 @@ def layer_transfers(
     calls = layer_calls(
         shape, layout.micro_batch, local, layout.tensor,
         sequence_parallel=layout.sequence_parallel, recompute=again,
-        itemsize=sizes.activation,
+        itemsize=sizes.activation, residual=sizes.residual, experts=moe,
     )  # fmt: skip
     found = _tensor_transfers(calls) + _context_transfers(shape, layout, local, sizes)
     return found + (_expert_transfers(shape, layout, local, sizes) if moe else [])
@@ -190,10 +190,11 @@ def edge_transfers(
     if not parts:
         return []
     one = replace(shape, num_hidden_layers=1, first_k_dense_replace=0)
-    options = {"sequence_parallel": layout.sequence_parallel,
-               "itemsize": sizes.activation}  # fmt: skip
-    arguments = layout.micro_batch, sequence // layout.context, layout.tensor
-    calls = tensor_parallel_calls(one, *arguments, **options)  # type: ignore[arg-type]
+    calls = tensor_parallel_calls(
+        one, layout.micro_batch, sequence // layout.context, layout.tensor,
+        sequence_parallel=layout.sequence_parallel, itemsize=sizes.activation,
+        residual=sizes.residual,
+    )  # fmt: skip
     return _tensor_transfers([call for call in calls if call.part in parts])
 
 
@@ -248,10 +249,10 @@ def shared_transfers(
 def message_size(
     shape: ModelShape, layout: Layout, sequence: int, sizes: TransferDtypes
 ) -> int:
-    """Bytes of one micro-batch's activations between two stages."""
+    """Bytes of one micro-batch's residual stream between two stages."""
     tokens = layout.micro_batch * sequence // layout.context
     share = layout.tensor if layout.sequence_parallel else 1
-    return tokens * shape.hidden_size * sizes.activation // share
+    return tokens * shape.hidden_size * sizes.residual // share
 
 
 # ------------------------------------------------------------------- of a step

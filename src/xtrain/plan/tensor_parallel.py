@@ -10,6 +10,8 @@ what forward did not keep, which makes 10 (t-1)/t B S H with sequence parallelis
 
 Outside the layers: the embedding sums (or scatters) its B S H once forward; the head
 sums the gradient of its input once; cross-entropy sends three numbers a token, in fp32.
+Under autocast the residual stream is in fp32, and so are the embedding's sum and what
+goes into a router and its experts; all else has 16 bits.
 
 Once a step, not for each micro-batch: the gradients of which ranks have parts, those of
 norms on slices of the sequence and of key heads that several ranks hold.
@@ -23,6 +25,7 @@ Shapes: B batch, S sequence, H hidden, K key heads, D head size, t ranks.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from xtrain.plan.checks import require_positive, require_whole
 from xtrain.plan.collective_traffic import collective_traffic
@@ -74,6 +77,8 @@ def tensor_parallel_calls(
     sequence_parallel: bool = False,
     recompute: bool = False,
     itemsize: int = 2,
+    residual: int | None = None,
+    experts: bool = False,
 ) -> list[TensorParallelCall]:
     """All collectives of forward and backward of one micro-batch, on `ranks` ranks.
 
@@ -82,6 +87,8 @@ def tensor_parallel_calls(
         sequence_parallel: activations between the matrices are cut along the sequence.
         recompute: each layer's forward runs once more in backward.
         itemsize: bytes of an activation.
+        residual: bytes of an element of the residual stream; `itemsize` unless given.
+        experts: each layer has experts, whose input has the residual stream's dtype.
 
     Raises:
         ValueError: heads, inner size or vocabulary cannot be cut for these ranks, or
@@ -93,28 +100,31 @@ def tensor_parallel_calls(
         return []
     whole = batch * sequence * shape.hidden_size
     into, out = (GATHER, SCATTER) if sequence_parallel else (None, REDUCE)
+    residual = itemsize if residual is None else residual
 
-    def call(part: str, backward: bool, algorithm: str) -> TensorParallelCall:
+    def call(
+        part: str, backward: bool, algorithm: str, size: int = itemsize
+    ) -> TensorParallelCall:
         """A collective of all activations."""
-        return TensorParallelCall(part, backward, algorithm, whole, itemsize, ranks)
+        return TensorParallelCall(part, backward, algorithm, whole, size, ranks)
 
-    def block(part: str) -> list[TensorParallelCall]:
+    def block(part: str, entering: int = itemsize) -> list[TensorParallelCall]:
         """From replicated (or split) through two matrices and back."""
-        forward = [call(part, False, into)] if into else []
+        forward = [call(part, False, into, entering)] if into else []
         forward.append(call(part, False, out))
         again = [replace(one, backward=True) for one in forward if recompute]
         # Backward of each: an all-reduce forward needs none, one is that of the input.
-        backward = [call(part, True, out)]
+        backward = [call(part, True, out, entering)]
         if into:  # the gradient of the output, and the input once more
-            backward += [call(part, True, into)] * 2
+            backward += [call(part, True, into), call(part, True, into, entering)]
         return forward + again + backward
 
-    layer = block("attention") + block("mlp")
-    calls = [call("embedding", False, out)]
+    layer = block("attention") + block("mlp", residual if experts else itemsize)
+    calls = [call("embedding", False, out, residual)]
     calls += layer * shape.num_hidden_layers
     calls.append(call("head", True, out))
     if into:
-        calls.append(call("embedding", True, into))
+        calls.append(call("embedding", True, into, residual))
         calls += [call("head", False, into), call("head", True, into)]
     largest, sums = (
         TensorParallelCall(
@@ -179,26 +189,11 @@ def check_cut(
 
 
 def layer_calls(
-    shape: ModelShape,
-    batch: int,
-    sequence: int,
-    ranks: int,
-    *,
-    sequence_parallel: bool = False,
-    recompute: bool = False,
-    itemsize: int = 2,
+    shape: ModelShape, batch: int, sequence: int, ranks: int, **options: Any
 ) -> list[TensorParallelCall]:
     """`tensor_parallel_calls` of one layer, without what stands outside the layers."""
     one = replace(shape, num_hidden_layers=1, first_k_dense_replace=0)
-    calls = tensor_parallel_calls(
-        one,
-        batch,
-        sequence,
-        ranks,
-        sequence_parallel=sequence_parallel,
-        recompute=recompute,
-        itemsize=itemsize,
-    )
+    calls = tensor_parallel_calls(one, batch, sequence, ranks, **options)
     return [call for call in calls if call.part in ("attention", "mlp")]
 
 

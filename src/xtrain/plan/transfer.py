@@ -47,11 +47,18 @@ class TransferDtypes:
     """Of a token's copy on its way to an expert."""
     combine: int = 2
 
+    @property
+    def residual(self) -> int:
+        """Of the residual stream: rows of the embedding, in the dtype of weights, and
+        what layers add to them. The sum has the wider dtype."""
+        return max(self.weight, self.activation)
+
 
 DTYPES: dict[str, TransferDtypes] = {
     dtypes.name: dtypes
     for dtypes in (
-        # Parameters stay fp32 under autocast, and so do the gradients that DDP sums.
+        # Parameters stay fp32 under autocast, and so do the gradients that DDP sums
+        # and the residual stream.
         TransferDtypes("ddp-autocast", gradient=4, weight=4),
         # bf16 weights, gradients summed in fp32: the distributed optimizer.
         TransferDtypes("megatron-bf16", gradient=4, weight=2),

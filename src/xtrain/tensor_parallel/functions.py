@@ -29,7 +29,7 @@ Recomputation in Large Transformer Models, 2022.
 Shapes: K input features, O output features; any dims before them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -215,3 +215,16 @@ def _row_weight_gradient(x: Tensor, grad: Tensor) -> list[Tensor]:
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """dW [O, K] of y = x W^T, over all dims before the features."""
     return grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+
+
+def gradients_by_autograd(
+    function: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    needed: Sequence[bool],
+    grad: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """A backward that can be differentiated again: that of torch's own functions."""
+    wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
+    out = function(*inputs)
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+    return tuple(next(found) if need else None for need in needed)

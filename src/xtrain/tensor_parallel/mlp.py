@@ -26,7 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.tensor_parallel.functions import Overlap, column_linear
+from xtrain.tensor_parallel.functions import (
+    Overlap,
+    column_linear,
+    gradients_by_autograd,
+)
 from xtrain.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from xtrain.tensor_parallel.shards import (
     bare_weight,
@@ -95,7 +99,36 @@ class ParallelSwiGLU(nn.Module):
         gate, up = column_linear(
             x, weights, self.gate_proj.sequence_dim, self.overlap, self.group
         )
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(gated(gate, up))
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, of which backward needs gate and up alone."""
+    if type(gate) is type(up) is Tensor and gate.dtype == up.dtype:
+        return _Gated.apply(gate, up)  # type: ignore[no-any-return]
+    return silu_times(gate, up)
+
+
+def silu_times(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+class _Gated(torch.autograd.Function):
+    """silu(gate) is computed again in backward: less is kept, and nothing is added."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for second derivatives
+            needed = ctx.needs_input_grad
+            return gradients_by_autograd(silu_times, (gate, up), needed, grad)
+        d_gate = torch.ops.aten.silu_backward(grad * up, gate)
+        return d_gate, F.silu(gate).mul_(grad)
 
 
 class AllGatherMLP(nn.Module):

@@ -9,6 +9,7 @@ Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019; Korthik
 al., Reducing Activation Recomputation in Large Transformer Models, 2022.
 """
 
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.autograd import identity_all_reduce_wide
+from xtrain.tensor_parallel.functions import gradients_by_autograd
 from xtrain.tensor_parallel.shards import check_features, placed_as
 
 
@@ -66,7 +68,64 @@ class ParallelRMSNorm(nn.Module):
         weight: Tensor = self.weight
         if self.sequence_parallel and self.sum_gradients:
             weight = identity_all_reduce_wide(weight, self.group)
-        return F.rms_norm(x, (self.hidden_size,), weight, self.eps)
+        return rms_norm(x, weight, self.eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's, over the last dim."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.weight is not None
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float | None = None) -> Tensor:
+    """`F.rms_norm` over the last dim: x / sqrt(mean(x^2) + eps) * weight.
+
+    On a CPU torch makes a dozen passes over memory of it, and `_RMSNorm` half as many.
+    """
+    on_cpu = x.device.type in ("cpu", "meta")  # meta: as a kernel would keep it
+    if type(x) is Tensor and on_cpu and x.dtype == weight.dtype:
+        eps = torch.finfo(x.dtype).eps if eps is None else eps
+        return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return]
+    return _by_torch(x, weight, eps)
+
+
+def _by_torch(x: Tensor, weight: Tensor, eps: float | None) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """n = x / r with r = sqrt(mean(x^2) + eps);  dx = (g - n mean(g n)) / r, g = dy w
+
+    x is kept and not n: what comes before often keeps x as well. 16-bit inputs are
+    computed in fp32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, inverse)
+        ctx.eps = eps
+        return (x * inverse).mul_(weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, inverse = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for second derivatives
+            norm, needed = partial(_by_torch, eps=ctx.eps), ctx.needs_input_grad[:2]
+            return *gradients_by_autograd(norm, (x, weight), needed, grad), None
+        n = x * inverse
+        dx = dw = None
+        if ctx.needs_input_grad[1]:
+            dw = (grad * n).reshape(-1, len(weight)).sum(0).to(weight.dtype)
+        if ctx.needs_input_grad[0]:
+            dx = grad.to(n.dtype) * weight
+            mean = (dx * n).mean(-1, keepdim=True)
+            dx = dx.addcmul_(n, mean, value=-1).mul_(inverse).to(x.dtype)
+        return dx, dw, None
 
 
 def eps_of(norm: object) -> float | None:

@@ -41,6 +41,11 @@ class Batch:
     documents: Tensor | None
     first: int
 
+    def to(self, device: torch.device) -> "Batch":
+        documents = None if self.documents is None else self.documents.to(device)
+        given = self.tokens.to(device), self.labels.to(device)
+        return Batch(*given, documents, self.first)
+
     @property
     def token_mask(self) -> Tensor | None:
         """[B, S], bool, False for padding, which routers skip; None without masks."""

@@ -26,7 +26,6 @@ PLANNED_ONLY = {
     "offload": "the optimizer's state stays on the device",
     "expert_tensor": "experts are cut over `tensor` ranks",
     "shard_context": "ZeRO shards over data ranks alone",
-    "recomputed_layers": "all layers are recomputed, or none",
 }
 """Fields of a layout that the planner counts and the trainer does not have."""
 
@@ -114,6 +113,7 @@ def make_model(
     options: dict[str, Any] = {
         "sequence_parallel": layout.sequence_parallel,
         "recompute": RECOMPUTE[layout.recompute],
+        "recomputed_layers": layout.recomputed_layers,
         "context_attention": layout.context_way,
         "device": device,
         "dtype": dtype,
@@ -125,17 +125,23 @@ def make_model(
 
 
 def wrapped_model(
-    config: XtrainConfig, layout: Layout, mesh: DeviceMesh | None = None, **options: Any
+    config: XtrainConfig,
+    layout: Layout,
+    mesh: DeviceMesh | None = None,
+    *,
+    shapes_alone: bool = False,
+    **options: Any,
 ) -> WrappedModel:
     """`make_model` in the wrapper of the layout; options are those of `make_model`.
 
     Args:
         mesh: `make_mesh(layout)` unless given.
+        shapes_alone: on torch's meta device, and so are shards, as a dry run has it.
     """
     mesh = make_mesh(layout) if mesh is None else mesh
-    bare = make_model(config, layout, mesh, **options)
+    more: dict[str, Any] = {"device": "meta"} if shapes_alone else {}
+    bare = make_model(config, layout, mesh, **options, **more)
     kind = wrapper_of(layout)
-    more: dict[str, Any] = {}
     if kind == "hsdp":
         more["inner"] = layout.expert_data // layout.replicate
     if kind == "fsdp":

@@ -65,7 +65,7 @@ def _module(place: str, name: str) -> ModuleType:
         if place.endswith(".py"):
             return _run_file(Path(place).resolve())
         return importlib.import_module(place)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"recipe {name}: {_words(error)}") from error
 
 
@@ -107,12 +107,12 @@ def _function(module: ModuleType, name: str, place: str) -> Callable[[], Any]:
 def _called(function: Callable[[], Any], name: str) -> Recipe:
     try:
         recipe = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"recipe {name} raises {_words(error)}") from error
     if not isinstance(recipe, Recipe):
         raise ValueError(f"recipe {name} returns {type(recipe).__name__}, not a Recipe")
     return recipe
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -5,6 +5,9 @@ step 120/200  loss 2.314  norm 0.81  lr 1.2e-03  21,300 tokens/s  0:12 left
 JSONL         a line a step, floats unrounded
 TensorBoard   a scalar of each, by the package tensorboard
 W&B           the same, by the package wandb
+
+An error of writing is kept: the other ranks are in the next step already, and all of
+them end with it when they compare flags, see `xtrain.train.stopping`.
 """
 
 import json
@@ -12,10 +15,13 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
 
+from xtrain.comm.agreement import problem_of
 from xtrain.plan.hardware import ACCELERATORS
 from xtrain.train.recipe import Recipe
 
@@ -82,10 +88,14 @@ class Writers:
     Args:
         first: the step after which the run goes on: of a JSONL file that is there the
             lines up to it stay.
+
+    Attributes: `problem`, what went wrong; from then on nothing is written.
     """
 
+    problem: str | None = None
+
     def __init__(self, recipe: Recipe, is_first: bool, first: int):
-        self.writers: list[Callable[[Numbers], None]] = []
+        self.writers: list[tuple[str, Callable[[Numbers], None]]] = []
         self.ends: list[Callable[[], Any]] = []
         if not is_first:
             return
@@ -99,12 +109,14 @@ class Writers:
 
     def write(self, numbers: Numbers) -> None:
         """Of one step, or of an evaluation; "step" is among them."""
-        for writer in self.writers:
-            writer(numbers)
+        for name, writer in self.writers:
+            if self.problem is None and (why := problem_of(partial(writer, numbers))):
+                self.problem = f"{name} was not written: {why}"
 
     def close(self) -> None:
         for end in self.ends:
-            end()
+            with suppress(OSError) if self.problem else nullcontext():
+                end()
 
     def _jsonl(self, path: str, first: int) -> None:
         kept = []
@@ -123,7 +135,7 @@ class Writers:
             file.write(json.dumps(numbers) + "\n")
             file.flush()
 
-        self.writers.append(write)
+        self.writers.append((f"log.jsonl={path}", write))
         self.ends.append(file.close)
 
     def _tensorboard(self, folder: str) -> None:
@@ -140,7 +152,7 @@ class Writers:
             for name, value in scalars(numbers).items():
                 writer.add_scalar(name, value, numbers["step"])
 
-        self.writers.append(write)
+        self.writers.append((f"log.tensorboard={folder}", write))
         self.ends.append(writer.close)
 
     def _wandb(self, project: str, recipe: Recipe) -> None:
@@ -153,7 +165,8 @@ class Writers:
         from xtrain.train.saved import to_json
 
         run = wandb.init(project=project, config=json.loads(to_json(recipe)))
-        self.writers.append(lambda n: run.log(scalars(n), step=n["step"]))
+        told = lambda n: run.log(scalars(n), step=n["step"])  # noqa: E731
+        self.writers.append((f"log.wandb={project}", told))
         self.ends.append(run.finish)
 
 
@@ -193,7 +206,11 @@ class Terminal:
 
     Args:
         every: where it is none, steps from one line to the next.
+
+    Attributes: `problem`, as that of `Writers`.
     """
+
+    problem: str | None = None
 
     def __init__(self, is_first: bool, every: int):
         self.on, self.every = is_first, every
@@ -203,16 +220,21 @@ class Terminal:
         if not self.on:
             return
         if self.over:
-            print(f"\r\x1b[2K{line_of(numbers, steps)}", end="", flush=True)
+            self._print(f"\r\x1b[2K{line_of(numbers, steps)}", end="")
             self.open = True
         elif numbers["step"] % self.every == 0 or numbers["step"] == steps:
-            print(line_of(numbers, steps), flush=True)
+            self._print(line_of(numbers, steps))
 
     def say(self, text: str) -> None:
         """Something besides steps."""
         if self.on:
-            print(("\n" if self.open else "") + text, flush=True)
+            self._print(("\n" if self.open else "") + text)
             self.open = False
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        told = partial(print, text, end=end, flush=True)
+        if self.problem is None and (why := problem_of(told)):
+            self.problem = f"standard output was not written: {why}"
 
     def close(self) -> None:
         if self.open:

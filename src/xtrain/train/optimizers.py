@@ -5,12 +5,12 @@ muon    the matrices of layers, each orthogonalised whole by one rank;
         embedding, head, norms and biases by AdamW
 """
 
-from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from xtrain.checkpoint import Shard
@@ -23,22 +23,27 @@ from xtrain.zero.muon_layout import NOT_HIDDEN, MatrixLayout, shards_in
 
 def make_optimizer(model: WrappedModel, spec: OptimizerSpec) -> Optimizer:
     """AdamW of all parameters, or Muon of the matrices and AdamW of the others."""
-    options: dict[str, Any] = {
-        "betas": spec.betas,
-        "eps": spec.eps,
-        "weight_decay": spec.weight_decay,
-    }
     if spec.kind == "adamw":
-        return model.optimizer(AdamW, lr=spec.lr, **options)
-    if model.kind in ("zero1", "zero2"):
-        raise ValueError(
-            f"optimizer.kind='muon' with {model.kind}, which cuts matrices anywhere: "
-            "layout.zero=0 or 3"
-        )
+        return model.optimizer(AdamW, lr=spec.lr, **adamw_options(spec))
     layout = layout_of(model)
     hidden = {shard.tensor for shard in layout.shards if is_hidden(shard.name, shard)}
+    groups = [{"params": [p for p in model.parameters() if p in hidden]}]
+    for group in model.parameter_groups():
+        others = [p for p in group["params"] if p not in hidden]
+        groups.append({**group, "params": others})
+    return model.optimizer(partial(muon_and_adamw, spec), groups, layout=layout)
+
+
+def adamw_options(spec: OptimizerSpec) -> dict[str, Any]:
+    return {"betas": spec.betas, "eps": spec.eps, "weight_decay": spec.weight_decay}
+
+
+def muon_and_adamw(
+    spec: OptimizerSpec, groups: list[dict[str, Any]], layout: MatrixLayout
+) -> "Together":
+    """Muon of the first group, AdamW of the others; of parameters or ZeRO's shards."""
     muon = Muon(
-        [p for p in model.parameters() if p in hidden],
+        groups[:1],
         lr=spec.lr,
         weight_decay=spec.weight_decay,
         momentum=spec.momentum,
@@ -48,11 +53,7 @@ def make_optimizer(model: WrappedModel, spec: OptimizerSpec) -> Optimizer:
         ns_dtype=torch.bfloat16 if spec.ns_dtype == "bfloat16" else torch.float32,
         layout=layout,
     )
-    rest = []
-    for group in model.parameter_groups():
-        others = [p for p in group["params"] if p not in hidden]
-        rest += [{**group, "params": others}] * bool(others)
-    return Together([muon, AdamW(rest, lr=spec.lr, **options)])
+    return Together([muon, AdamW(groups[1:], lr=spec.lr, **adamw_options(spec))])
 
 
 def layout_of(model: WrappedModel) -> MatrixLayout:
@@ -78,9 +79,19 @@ class Together(Optimizer):
     def __init__(self, optimizers: list[Optimizer]):
         super().__init__([g for o in optimizers for g in o.param_groups], {})
         self.optimizers = optimizers
-        self.state: defaultdict[Tensor, Any] = defaultdict(dict)
-        for optimizer in optimizers:
-            optimizer.state = self.state
+        self._share()
+
+    def _share(self) -> None:
+        """Let each have its own groups of these, and all the one state."""
+        groups = iter(self.param_groups)
+        for optimizer in self.optimizers:
+            own = list(islice(groups, len(optimizer.param_groups)))
+            optimizer.param_groups, optimizer.state = own, self.state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also what was loaded is theirs."""
+        super().__setstate__(state)
+        self._share()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Of each, one after the other."""

@@ -32,13 +32,18 @@ def overridden(recipe: T, words: Sequence[str]) -> T:
         ValueError: an option is unknown, a value is not of its type, or a class of the
             recipe refuses it.
     """
+    return changed(recipe, nested(options_given(recipe, words)))
+
+
+def options_given(recipe: Any, words: Sequence[str]) -> dict[str, Any]:
+    """The values of a command line by dotted name; errors as `overridden`."""
     table = {option.name: option for option in options_of(recipe)}
     given: dict[str, Any] = {}
     rest = list(words)
     while rest:
         name, value = _next_option(rest, table)
         given[name] = value
-    return changed(recipe, _nested(given))
+    return given
 
 
 def _next_option(rest: list[str], table: Mapping[str, Option]) -> tuple[str, Any]:
@@ -100,8 +105,8 @@ def _group(name: str, names: Mapping[str, Any]) -> str:
     return f"it is a group of options, {', '.join(own)}"
 
 
-def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
-    """{"layout.data": 2} as {"layout": {"data": 2}}."""
+def nested(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as dicts in dicts: "layout.data" is "data" in that of "layout"."""
     tree: dict[str, Any] = {}
     for name, value in sorted(given.items()):  # a part comes before its fields
         *parts, last = name.split(".")

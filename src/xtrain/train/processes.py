@@ -3,13 +3,14 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 
 @contextmanager
-def ranks(device: str = "auto") -> Iterator[torch.device]:
+def ranks(device: str = "auto", timeout: float | None = None) -> Iterator[torch.device]:
     """Join the other ranks, if torchrun started some; the device of this one.
 
     A default group that is there already is used, and stays.
@@ -17,7 +18,10 @@ def ranks(device: str = "auto") -> Iterator[torch.device]:
     Args:
         device: "cpu", "cuda", or "auto": the accelerator if each rank of this machine
             can have one.
+        timeout: seconds of a call of the group that is made here and of the mesh's;
+            torch's own if None.
     """
+    limit = None if timeout is None else timedelta(seconds=timeout)
     chosen = choose_device(device)
     if dist.is_initialized():
         yield chosen
@@ -26,7 +30,7 @@ def ranks(device: str = "auto") -> Iterator[torch.device]:
         torch.accelerator.set_device_index(chosen.index)
     backend = dist.get_default_backend_for_device(chosen)
     if "RANK" in os.environ:
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, timeout=limit)
     else:
         store = dist.HashStore()
         dist.init_process_group(backend, store=store, rank=0, world_size=1)

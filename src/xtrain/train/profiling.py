@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from xtrain.comm.agreement import problem_of
 from xtrain.train.recipe_parts import Log
 
 
@@ -15,7 +16,11 @@ class Profile:
     """Records the steps of `log.profile`, "first:last", and writes rank-R.json.
 
     Elsewhere it costs nothing.
+
+    Attributes: `problem`, why this rank could not write them.
     """
+
+    problem: str | None = None
 
     def __init__(self, log: Log, device: torch.device, rank: int):
         self.window, self.folder, self.rank = (
@@ -40,14 +45,14 @@ class Profile:
         with record_function(f"step {number}"):
             yield
         if number == self.window[1]:
-            self.close()
+            self.problem = problem_of(self.close)
 
     def close(self) -> None:
         """Write what is recorded; also of a run that ends within the window."""
         if self.running is None:
             return
-        self.running.stop()
+        running, self.running = self.running, None
+        running.stop()
         folder = Path(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self.running.export_chrome_trace(str(folder / f"rank-{self.rank}.json"))
-        self.running = None
+        running.export_chrome_trace(str(folder / f"rank-{self.rank}.json"))

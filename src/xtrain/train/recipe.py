@@ -1,6 +1,6 @@
 """A recipe: everything that a run is made of, as frozen dataclasses.
 
-    Recipe   steps, seed, dtype, global_batch, max_norm, device, threads, compile
+    Recipe   steps, seed, dtype, global_batch, max_norm, device, threads, ...
       model       XtrainConfig        optimizer   AdamW or Muon, and its constants
       layout      plan.Layout         rate        the learning rate from step to step
       data        Data                log, checkpoint, evaluate, sample
@@ -14,7 +14,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from xtrain.model.config import XtrainConfig
+from xtrain.model.config import XtrainConfig, padded_for
+from xtrain.model.hf_config import check_architecture
 from xtrain.plan import Layout
 from xtrain.plan.activations import RECOMPUTE
 from xtrain.plan.checks import require_positive, require_whole
@@ -24,12 +25,14 @@ from xtrain.plan.layout_rules import check_layout
 from xtrain.train.layouts import PLANNED_ONLY
 from xtrain.train.rates import Rate
 from xtrain.train.recipe_parts import (
+    MOST_THREADS,
     Checkpoint,
     Data,
     Evaluate,
     Log,
     OptimizerSpec,
     SampleSpec,
+    require_at_most,
 )
 from xtrain.train.values import check_types
 
@@ -53,6 +56,8 @@ HELP = {
     "dense model.",
     "model.num_experts_per_tok": "Experts that a token is routed to.",
     "model.vocab_size": "Tokens of the vocabulary.",
+    "model.padded_vocab_size": "Rows of embedding and head; as many as `layout.tensor` "
+    "ranks can share unless given. Rows beyond the vocabulary stay zero.",
     "model.hidden_size": "Width of the stream between layers.",
     "model.intermediate_size": "Inner size of a layer's MLP.",
     "model.num_hidden_layers": "Layers of the decoder.",
@@ -92,8 +97,14 @@ class Recipe:
     """auto takes the accelerator where there is one."""
     threads: int | None = None
     """Of a rank, for computing on the CPU; as torch chooses unless given."""
+    timeout: float | None = None
+    """Seconds that a rank waits for the others in a call; as torch does unless given
+    (gloo 30 minutes, NCCL 10)."""
     compile: bool = False
     """Layers go through torch.compile."""
+    elastic: bool = False
+    """On another number of ranks than the layout's, data ranks and micro-batches
+    follow from it; the global batch stays."""
     model: XtrainConfig
     layout: Layout = field(default_factory=Layout)
     data: Data = field(default_factory=Data)
@@ -110,11 +121,18 @@ class Recipe:
         require_whole("seed", self.seed, least=0)
         if self.max_norm is not None:
             require_positive("max_norm", self.max_norm)
+        if self.timeout is not None:
+            require_positive("timeout", self.timeout)
         if self.threads is not None:
             require_whole("threads", self.threads)
+            require_at_most("threads", self.threads, MOST_THREADS)
         self._check_batch()
+        padded = padded_for(self.model, self.layout.tensor)
+        object.__setattr__(self, "model", padded)
         shape = dataclasses.replace(self.model, vocab_size=self.model.vocab_rows)
         check_layout(shape, self.layout, self.data.sequence, sharded_pipeline=True)
+        if self.checkpoint.save_hf is not None:
+            check_architecture(self.model)
         data, every = self.data, self.evaluate.every
         if every is not None and data.path is not None and data.validation is None:
             raise ValueError(
@@ -123,16 +141,19 @@ class Recipe:
             )
 
     def _check_batch(self) -> None:
+        layout = self.layout
+        parts = layout.data * layout.micro_batches
+        tokens = -(-self.batch // parts) * self.data.sequence
+        require_at_most("tokens of a micro-batch", tokens, 2**31 - 1)
         if self.global_batch is None:
             return
-        layout = self.layout
         require_whole("global_batch", self.global_batch)
         if layout.micro_batch != 1:
             raise ValueError(
                 f"global_batch={self.global_batch} and layout.micro_batch="
                 f"{layout.micro_batch}: give one of them, the other follows from it"
             )
-        if self.global_batch < layout.data * layout.micro_batches:
+        if self.global_batch < parts:
             raise ValueError(
                 f"global_batch={self.global_batch} is below layout.data="
                 f"{layout.data} x layout.micro_batches={layout.micro_batches}: each "

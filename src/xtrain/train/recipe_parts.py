@@ -10,6 +10,8 @@ from typing import Literal
 from xtrain.plan.checks import require_positive, require_whole
 from xtrain.train.values import check_types
 
+MOST_THREADS = 1024  # of a rank
+
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
@@ -21,7 +23,8 @@ class Data:
     validation: str | None = None
     """The same to evaluate on; the standard library has a part of its own for it."""
     tokenizer: str | None = None
-    """A Hugging Face `tokenizer.json` for text; unless given an id a byte."""
+    """A Hugging Face `tokenizer.json` for text; unless given that of
+    checkpoint.load_hf, if it has one, else an id a byte."""
     sequence: int = 128
     """Tokens of one sequence."""
     packing: Literal["stream", "documents"] = "stream"
@@ -38,6 +41,7 @@ class Data:
         check_not_empty(self, "path", "validation", "tokenizer")
         require_whole("sequence", self.sequence)
         require_whole("workers", self.workers, least=0)
+        require_at_most("workers", self.workers, MOST_THREADS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +70,16 @@ class OptimizerSpec:
     """Of muon's products, and of what it sends."""
     balance_rate: float = 1e-3
     """How far a step moves the biases of routers, with model.balance_bias."""
+    skip_nonfinite: int = 0
+    """So many steps in a row may be left out because loss or norm is nan or inf; the
+    next one ends the run, and names the first tensor."""
 
     def __post_init__(self) -> None:
         check_types(self)
         require_positive("lr", self.lr)
         require_positive("eps", self.eps)
         require_whole("ns_steps", self.ns_steps)
+        require_whole("skip_nonfinite", self.skip_nonfinite, least=0)
         for name in ("weight_decay", "balance_rate"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)!r} is below 0")
@@ -95,16 +103,26 @@ class Log:
     wandb: str | None = None
     """A project of Weights & Biases."""
     every: int = 1
-    """Steps from one line to the next where the output is no terminal."""
+    """Steps from one line to the next where the output is not a terminal."""
     profile: str | None = None
     """Steps to profile, "first:last", both included; the first one of a run is 1."""
     profile_folder: str = "profile"
     """Where the profiler's traces go, one a rank."""
 
+    flight_recorder: str | None = None
+    """A folder for each rank's last calls, written when the run hangs or fails; `xtrain
+    hang` reads them."""
+    stragglers: int | None = None
+    """Steps from one comparison of the ranks to the next: one that is slow is named,
+    with its seconds; never unless given. On the CPU alone."""
+
     def __post_init__(self) -> None:
         check_types(self)
         check_not_empty(self, "jsonl", "tensorboard", "wandb", "profile_folder")
+        check_not_empty(self, "flight_recorder")
         require_whole("every", self.every)
+        if self.stragglers is not None:
+            require_whole("stragglers", self.stragglers)
         if self.profile is not None and self.profile_window is None:
             raise ValueError(
                 f"profile={self.profile!r} is not first:last, two steps from 1 on"
@@ -134,12 +152,23 @@ class Checkpoint:
     none begins anew."""
     background: bool = False
     """Written by other processes while training goes on, from a copy in memory."""
+    grace: float = 25.0
+    """Seconds from SIGTERM to the end of the step, at which all ranks save; a rank that
+    gets no further ends then. Below what its engine waits: torchrun 30 s."""
+    load_hf: str | None = None
+    """A folder of a Hugging Face model, config.json and safetensors: the run has its
+    model, and begins with its weights unless it goes on from a checkpoint."""
+    save_hf: str | None = None
+    """A folder for the model at the end, as Hugging Face's files, in the dtype of those
+    it began with, else of the run; not there yet, empty, or of an earlier run of this
+    model, which is replaced."""
     format: Literal["xtrain"] = "xtrain"
     """Of the files: any layout reads what any layout wrote."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_not_empty(self, "folder", "resume")
+        check_not_empty(self, "folder", "resume", "load_hf", "save_hf")
+        require_positive("grace", self.grace)
         for name in ("every", "keep"):
             value = getattr(self, name)
             if value is None:
@@ -185,6 +214,12 @@ class SampleSpec:
             raise ValueError(f"temperature={self.temperature!r} is below 0")
         if self.every is not None:
             require_whole("every", self.every)
+
+
+def require_at_most(name: str, value: int, most: int) -> None:
+    """ValueError for a number that no machine can do."""
+    if value > most:
+        raise ValueError(f"{name}={value} is above {most}")
 
 
 def check_not_empty(part: object, *names: str) -> None:

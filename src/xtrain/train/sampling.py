@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xtrain.comm.autograd import all_gather_split
-from xtrain.model.mesh_axes import axis_size
 from xtrain.train.wrap import WrappedModel
 
 
@@ -39,10 +38,8 @@ def generate(
         end: the id after which it stops.
 
     Raises:
-        ValueError: the model is in stages with context ranks, or the prompt is empty.
+        ValueError: the prompt is empty.
     """
-    if not can_write(model):
-        raise ValueError("text is not written on pipeline and context ranks at once")
     if not prompt:
         raise ValueError("the prompt has no token")
     device = next(model.parameters()).device
@@ -67,11 +64,6 @@ def generate(
     return ids[len(prompt) :]
 
 
-def can_write(model: WrappedModel) -> bool:
-    """Stages have the logits of all tokens, unless context ranks divide them."""
-    return model.is_whole or axis_size(model.mesh, "context") == 1
-
-
 def drawn(logits_V: Tensor, temperature: float, generator: torch.Generator) -> int:
     """One token, from the logits of the whole vocabulary."""
     logits = logits_V.double().cpu()
@@ -88,7 +80,10 @@ def drawn_by_stages(
     temperature: float,
     generator: torch.Generator,
 ) -> int:
-    """The same where the last stage is; the other stages' ranks are told."""
+    """The same where the last stage is; the other stages' ranks are told.
+
+    Tensor and context ranks of that stage gather the logits of all columns and tokens.
+    """
     assert model.schedule is not None and model.mesh is not None
     schedule, group = model.schedule, model.mesh["pipeline"].get_group()
     rows = padded.expand(schedule.micro_batches, -1)
@@ -98,8 +93,11 @@ def drawn_by_stages(
     if group.rank() == source:
         first = outputs[0]
         logits = first[0] if isinstance(first, tuple) else first
-        if (tensor := model.parts[-1].tensor) is not None:
-            logits = all_gather_split(logits, -1, tensor)
+        last = next(part for part in model.parts if part.has_head)
+        if last.tensor is not None:
+            logits = all_gather_split(logits, -1, last.tensor)
+        if last.context is not None:
+            logits = last.context.of_batch(padded.shape[1], None).unshard(logits)
         columns = logits[0, place, : model.config.vocab_size]
         token.fill_(drawn(columns, temperature, generator))
     dist.broadcast(token, group=group, group_src=source)

@@ -14,11 +14,28 @@ from xtrain.train.text import (
 from xtrain.train.tokens import MAGIC, TokenFile
 
 
-def tokenizer_of(data: Data) -> ByteTokenizer | FileTokenizer:
-    """What text becomes tokens by, and tokens text."""
+def tokenizer_of(
+    data: Data, vocab_size: int | None = None
+) -> ByteTokenizer | FileTokenizer:
+    """What text becomes tokens by, and tokens text.
+
+    ValueError if a file has more ids than the model's vocabulary.
+    """
     if data.tokenizer is None:
         return ByteTokenizer()
-    return FileTokenizer(data.tokenizer)
+    found = FileTokenizer(data.tokenizer)
+    if vocab_size is not None and found.vocab_size > vocab_size:
+        raise ValueError(
+            f"{data.tokenizer} has {found.vocab_size} ids, and the model a vocabulary "
+            f"of {vocab_size}: model.vocab_size must be at least as large"
+        )
+    return found
+
+
+def is_text(path: str) -> bool:
+    """Whether a file is not one of tokens."""
+    with Path(path).open("rb") as file:
+        return file.read(len(MAGIC)) != MAGIC
 
 
 def open_tokens(path: str, data: Data) -> TokenFile:
@@ -27,9 +44,8 @@ def open_tokens(path: str, data: Data) -> TokenFile:
     A text that is newer than its tokens is read again; each tokenizer has its own file.
     """
     text = Path(path)
-    with text.open("rb") as file:
-        if file.read(len(MAGIC)) == MAGIC:
-            return TokenFile.open(text)
+    if not is_text(path):
+        return TokenFile.open(text)
     way = b"" if data.tokenizer is None else Path(data.tokenizer).read_bytes()
     made = text.with_name(
         f"{text.name}.{blake2b(way, digest_size=4).hexdigest()}.tokens"
@@ -42,9 +58,14 @@ def open_tokens(path: str, data: Data) -> TokenFile:
 def samples_of(data: Data, vocab_size: int, seed: int, evaluation: bool) -> Samples:
     """The samples to train on, or to evaluate on.
 
-    ValueError if a file has ids that the model's vocabulary has not.
+    FileNotFoundError, or ValueError if a file has ids beyond the model's vocabulary.
     """
     path = data.validation if evaluation else data.path
+    if path is not None and not Path(path).is_file():
+        option = "validation" if evaluation else "path"
+        raise FileNotFoundError(
+            f"data.{option}={path} is not a file: give one of tokens or text"
+        )
     if path is None:
         file = library_tokens("evaluation" if evaluation else "train")
     else:

@@ -4,24 +4,79 @@
     norm = clip_grad_norm(model, 1.0)                            of the full model
     optimizer.step(); optimizer.zero_grad()
 
+`train_step` does these of a recipe.
 The loss is the sum over all tokens with a label, on all ranks and in all micro-batches,
 divided once by their count. So micro-batches weigh as their labels do.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from xtrain.comm.batch_rows import micro_batches_begin, rows_from
 from xtrain.model.balance import update_biases
 from xtrain.model.loss import IGNORED
 from xtrain.model.stage_gradients import gradients_of
 from xtrain.pipeline_parallel.micro_batch import micro_batches as cut
+from xtrain.train.batches import Batch
+from xtrain.train.phases import Place
+from xtrain.train.rates import rate_at
+from xtrain.train.recipe import Recipe
 from xtrain.train.wrap import WrappedModel
 from xtrain.zero.clip import clip_sharded_grad_norm_
+
+
+def train_step(
+    model: WrappedModel,
+    optimizer: Optimizer,
+    batch: Batch,
+    recipe: Recipe,
+    step: int = 0,
+    *,
+    computing: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    leaves_out: Callable[[float, float, Callable[[], Tensor]], object] | None = None,
+    place: Place | None = None,
+) -> tuple[float, float]:
+    """One update of the weights; the loss of all ranks, and the gradients' norm.
+
+    Args:
+        batch: this rank's, on the model's device.
+        step: of the recipe, from 0.
+        computing: a context around forward and backward.
+        leaves_out: whether weights stay as they are, by the loss, the norm, and what
+            runs forward and backward again.
+        place: told the phases.
+    """
+    place = place or Place()
+    factor = rate_at(step, recipe.rate, recipe.steps)
+    for group in optimizer.param_groups:
+        group["lr"] = recipe.optimizer.lr * factor
+
+    def gradients() -> Tensor:
+        with computing():
+            return accumulate(
+                model, batch.tokens, batch.labels, documents=batch.documents,
+                micro_batches=recipe.layout.micro_batches,
+                first_row=batch.first % recipe.batch,
+                dropout_seed=step * 2**32 + recipe.seed, place=place,
+            )  # fmt: skip
+
+    loss = gradients()
+    place.enter("clip")
+    limit = float("inf") if recipe.max_norm is None else recipe.max_norm
+    found = loss.item(), clip_grad_norm(model, limit).item()
+    if leaves_out is not None and leaves_out(*found, gradients):
+        return found
+    place.enter("optimizer")
+    optimizer.step()
+    optimizer.zero_grad()
+    update_balance_biases(model, recipe.optimizer.balance_rate)
+    return found
 
 
 def accumulate(
@@ -33,6 +88,7 @@ def accumulate(
     micro_batches: int = 1,
     first_row: int = 0,
     dropout_seed: int | None = None,
+    place: Place | None = None,
 ) -> Tensor:
     """Forward and backward of this rank's batch; the loss of all ranks' batches.
 
@@ -43,17 +99,20 @@ def accumulate(
     Args:
         tokens, labels: [B, S]; a label of -100 does not count.
         documents: [B, S], see `XtrainModel.forward`.
-        micro_batches: of one model: how many, one after the other. Stages have those
-            of their schedule.
+        micro_batches: of one model: how many, one after the other; of fewer rows some
+            are empty, and weigh nothing. Stages have those of their schedule.
         first_row: the number of this rank's first row in the batch of all data ranks.
         dropout_seed: another number in each step: with it and `first_row` the masks of
             dropout are the same in any layout. Without it they are drawn from torch's
             generator.
+        place: told which way a micro-batch goes.
 
     Raises:
-        ValueError: on every rank: the batch has fewer rows than micro-batches, or does
-            not fit the model.
+        ValueError: on every rank: the batch does not fit the model, or has fewer rows
+            than a schedule has micro-batches.
     """
+    place = place or Place()
+    place.enter("forward" if model.is_whole else "forward and backward")
     model.check_ready()
     model.dropout_seed = dropout_seed
     if model.schedule is not None:
@@ -61,7 +120,7 @@ def accumulate(
     rows = cut(torch.arange(first_row, first_row + len(tokens)), micro_batches)
     begins = [int(part[0]) if len(part) else 0 for part in rows]
     if model.is_whole:
-        loss = of_one_model(model, tokens, labels, documents, begins)
+        loss = of_one_model(model, tokens, labels, documents, begins, place)
     else:
         with micro_batches_begin(begins):
             loss = model.runner().step(stage_inputs(tokens, documents), labels)
@@ -84,6 +143,7 @@ def of_one_model(
     labels: Tensor,
     documents: Tensor | None,
     begins: list[int],
+    place: Place,
 ) -> Tensor:
     """The gradients of one model, which its wrapper reduces in backward."""
     reduction, micro_batches = model.stages[0].reduction, len(begins)
@@ -97,7 +157,9 @@ def of_one_model(
         if reduction is not None and not is_last:
             context = waiting(model, reduction)
         with context, rows_from(begins[number]):
+            place.enter("forward")
             loss = shares[number] * model(x, y, **limits(masks[number]))
+            place.enter("backward")
             loss.backward()
         total = total + loss.detach()
     return total
@@ -116,8 +178,9 @@ def weights(model: WrappedModel, labels: Tensor, micro_batches: int) -> Tensor:
     """The share of each micro-batch in the labels of the step, on all ranks."""
     counts = [(part != IGNORED).sum() for part in cut(labels, micro_batches)]
     found = torch.stack(counts).double()
-    if model.mesh is not None:
-        dist.all_reduce(found, group=model.data_group)
+    group = model.data_group
+    if group is not None and group.size() > 1:
+        dist.all_reduce(found, group=group)
     return (found / found.sum().clamp(min=1)).to(labels.device)
 
 

@@ -55,7 +55,7 @@ class ByteTokenizer:
         return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
     def decode(self, ids: Tensor | Sequence[int]) -> str:
-        """The text of ids; ends are left out, and what is no UTF-8 is replaced."""
+        """The text of ids; ends are left out, and what is not UTF-8 is replaced."""
         numbers = ids.tolist() if isinstance(ids, Tensor) else ids
         return bytes(i for i in numbers if i != self.end).decode(errors="replace")
 
@@ -82,7 +82,7 @@ class FileTokenizer:
         try:
             self.reader: Any = Reader.from_file(str(path))
         except Exception as error:  # it raises Exception itself
-            raise ValueError(f"{path} is no tokenizer: {error}") from None
+            raise ValueError(f"{path} is not a tokenizer: {error}") from None
         ids = self.reader.get_vocab(with_added_tokens=True)
         known = [name for name in (ENDS if end is None else [end]) if name in ids]
         if not known:

@@ -9,8 +9,12 @@ from xtrain.plan.step_traffic import sent_by_axis, traffic_per_step
 from xtrain.plan.transfer import TransferDtypes
 from xtrain.train.recipe import Recipe
 
-ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 4}
-"""Of weights and gradients; with bfloat16 activations have 2 bytes."""
+
+def transfer_dtypes(dtype: str) -> TransferDtypes:
+    """What travels in a recipe of this dtype: bfloat16 is autocast over float32."""
+    size = 8 if dtype == "float64" else 4
+    wide = 2 if dtype == "bfloat16" else size
+    return TransferDtypes(dtype, size, size, wide, wide, wide)
 
 
 def bytes_by_axis(recipe: Recipe, mesh: DeviceMesh) -> dict[str, int] | None:
@@ -20,15 +24,12 @@ def bytes_by_axis(recipe: Recipe, mesh: DeviceMesh) -> dict[str, int] | None:
     if rest:
         return None
     group = axis_group(mesh, "pipeline")
-    size = ITEMSIZE[recipe.dtype]
-    wide = 2 if recipe.dtype == "bfloat16" else size
-    dtypes = TransferDtypes(recipe.dtype, size, size, wide, wide, wide)
     rows_of_vocabulary = recipe.model.vocab_rows  # its padding travels, too
     transfers = traffic_per_step(
         replace(recipe.model, vocab_size=rows_of_vocabulary, padded_vocab_size=None),
         replace(layout, micro_batch=rows),
         recipe.data.sequence,
         rank=0 if group is None else group.rank(),
-        dtypes=dtypes,
+        dtypes=transfer_dtypes(recipe.dtype),
     )
     return {axis: sent for axis, sent in sent_by_axis(transfers).items() if sent}

@@ -86,9 +86,8 @@ def wrap(
         around = wrapper(kind, mesh, inner, options)
         for stage in stages:
             stage.module = around(stage.module)
-    wrapped = WrappedModel(stages, parts, mesh, kind, schedule, options)
-    wrapped.reduces_once = reduce_at_end or kind in ("ddp", "zero1")
-    return wrapped
+    once = reduce_at_end or kind in ("ddp", "zero1")
+    return WrappedModel(stages, parts, mesh, kind, schedule, options, once)
 
 
 def wrapper(
@@ -120,6 +119,7 @@ class WrappedModel(nn.Module):
         kind: str,
         schedule: Schedule | None,
         options: dict[str, Any],
+        reduces_once: bool = True,
     ):
         super().__init__()
         self.registered = nn.ModuleList(stages)
@@ -131,12 +131,14 @@ class WrappedModel(nn.Module):
         self.mesh, self.kind, self.schedule = mesh, kind, schedule
         self.config, self.options = parts[0].config, options
         self.zero: ZeroOptimizer | None = None
-        self.reduces_once = True
+        self.reduces_once = reduces_once
         self.dropout_seed: int | None = None
         if self.config.attention_dropout:
             for part in parts:
                 for name, layer in part.layers.named_children():
-                    layer.register_forward_pre_hook(partial(self._reseed, int(name)))
+                    attention = layer.get_submodule("self_attn")
+                    seeds = partial(self._reseed, int(name))
+                    attention.register_forward_pre_hook(seeds)
         self._runner: PipelineRunner | None = None
 
     stages: list[PipelineStage]
@@ -168,15 +170,21 @@ class WrappedModel(nn.Module):
         return output
 
     def optimizer(
-        self, optimizer_class: type[Optimizer] = torch.optim.AdamW, **options: Any
+        self,
+        optimizer_class: Callable[..., Optimizer] = torch.optim.AdamW,
+        groups: list[dict[str, Any]] | None = None,
+        **options: Any,
     ) -> Optimizer:
         """The optimizer of this rank's part of the model; of ZeRO it holds the shards.
 
-        Weight decay is for matrices alone: norms and biases have none.
+        Args:
+            optimizer_class: called with groups and options; by ZeRO with its shards.
+            groups: `parameter_groups()` unless given: weight decay is for matrices
+                alone, norms and biases have none.
         """
         if self.zero is not None:
             raise ValueError("the model has its optimizer already: ZeRO makes one")
-        groups = self.parameter_groups()
+        groups = groups or self.parameter_groups()
         if not self.kind.startswith("zero"):
             return optimizer_class(groups, **options)
         stage = int(self.kind[-1])

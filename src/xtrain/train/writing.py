@@ -43,7 +43,7 @@ def write_tokens(
             empty.
 
     Raises:
-        ValueError: something is no list of ids from 0 to vocab_size - 1. Then an
+        ValueError: something is not a list of ids from 0 to vocab_size - 1. Then an
             older file of this name stays.
     """
     if not 0 < vocab_size <= MOST_IDS:
@@ -89,7 +89,7 @@ def checked(document: Document, number: int, vocab_size: int) -> Tensor:
         given = document if isinstance(document, Tensor) else list(document)
         ids = torch.as_tensor(given, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"document {number} is no list of ids: {error}") from None
+        raise ValueError(f"document {number} is not a list of ids: {error}") from None
     whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
     if ids.dim() != 1 or not (whole or len(ids) == 0):
         raise ValueError(

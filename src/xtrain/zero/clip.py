@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.nn.utils import get_total_norm
 
 from xtrain.comm.checks import message_device, rank_and_size
 
@@ -29,11 +30,14 @@ def clip_sharded_grad_norm_(
     """
     rank, size = rank_and_size(group)
     numbers = torch.zeros(1 + size, dtype=torch.float64, device=message_device(group))
-    numbers[1 + rank] = max_norm
     chosen = gradients if counts is None else compress(gradients, counts)
-    for gradient in chosen:
-        numbers[0] += gradient.double().square().sum().to(numbers.device)
-    dist.all_reduce(numbers, group=group)
+    norm = norm_of(list(chosen))
+    if gradients and gradients[0].is_meta:  # shapes alone: a large norm, no limits
+        numbers[0] = 1e12
+    else:
+        numbers[0], numbers[1 + rank] = norm.to(numbers).square(), max_norm
+    if size > 1:
+        dist.all_reduce(numbers, group=group)
     limits = numbers[1:].tolist()
     if not all(limit == limits[0] >= 0 for limit in limits):
         raise ValueError(
@@ -42,9 +46,16 @@ def clip_sharded_grad_norm_(
         )
     norm = numbers[0].sqrt()
     factor = max_norm / (norm.item() + 1e-6)
-    if (
-        not factor >= 1
-    ):  # a NaN reaches every gradient: all ranks take the same bad step
-        for gradient in gradients:
-            gradient.mul_(factor)
+    # a NaN reaches every gradient: all ranks take the same bad step
+    if gradients and not factor >= 1:
+        torch._foreach_mul_(gradients, factor)
+    return norm
+
+
+def norm_of(gradients: list[Tensor]) -> Tensor:
+    """In at least fp32; in float64 if the squares are outside the range of fp32."""
+    wide = [g.float() if g.dtype.itemsize < 4 else g for g in gradients]
+    norm = get_total_norm(wide)
+    if not (norm.is_meta or 1e-12 < norm < 1e15):
+        norm = get_total_norm([g.double() for g in gradients])
     return norm

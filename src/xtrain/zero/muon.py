@@ -57,7 +57,7 @@ class Muon(Optimizer):
         process_group: ranks that hold these matrices and gradients whole and alike, as
             under DDP, and share the work. None: this process works alone.
         layout: `matrix_layout(module)`, made after the module was wrapped, in place of
-            a process_group: for any wrapper or mesh.
+            a process_group: for any wrapper or mesh. `ZeroOptimizer` takes it instead.
         bucket_cap_mb: MiB of matrices that travel together; or one of each rank, if
             that is more.
         collectives: TORCH, RING or DIRECT of `xtrain.comm.collective_choice`; what
@@ -149,21 +149,23 @@ class Muon(Optimizer):
 
     def _step_on_ranks(self, dealt: DealtMatrices) -> None:
         dealt.reduce_gradients()
-        group_of = {p: group for group in self.param_groups for p in group["params"]}
-        directions = {}
-        for name, shard in dealt.shards.items():
-            parameter = shard.tensor
-            if name in dealt.read:
-                directions[name] = self._direction(parameter, group_of[parameter])
+        groups = {p: group for group in self.param_groups for p in group["params"]}
+        directions: dict[str, Tensor] = {}
+        group_of: dict[str, dict[str, Any]] = {}
+        for parameter, shards in dealt.stepped.items():
+            names = {shard.name for shard in shards}
+            group_of |= dict.fromkeys(names, groups[parameter])
+            if names & dealt.read:
+                direction = self._direction(parameter, groups[parameter])
+                directions |= dealt.cut(parameter, direction)
             else:
                 self.state.pop(parameter, None)  # loaded: another rank's copy is read
         for turn in dealt.rounds:
             whole = dealt.gather(turn, directions)
             for stack, matrices in whole.items():
-                group = group_of[dealt.shards[stack.name].tensor]
-                whole[stack] = self._orthogonal(matrices, group)
-            for parameter, stack, part, update in dealt.scatter(turn, whole):
-                move(part, update, stack.box.size, group_of[parameter])
+                whole[stack] = self._orthogonal(matrices, group_of[stack.name])
+            for stack, part, update in dealt.scatter(turn, whole):
+                move(part, update, stack.box.size, group_of[stack.name])
         dealt.end_step()
 
     def _direction(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:

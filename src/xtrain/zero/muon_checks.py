@@ -1,7 +1,7 @@
 """Checks of the arguments of Muon on this rank."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -61,7 +61,7 @@ def options_of(groups: list[dict[str, Any]]) -> dict[str, object]:
 
 def check_all(
     groups: list[dict[str, Any]],
-    known: Mapping[Tensor, Shard],
+    known: Mapping[Tensor, Sequence[Shard]],
     over: Over | None,
     bucket_cap_mb: float,
 ) -> None:
@@ -76,7 +76,9 @@ def check_all(
     check_reduction(parameters, over)
 
 
-def check_matrices(parameters: list[Tensor], known: Mapping[Tensor, Shard]) -> None:
+def check_matrices(
+    parameters: list[Tensor], known: Mapping[Tensor, Sequence[Shard]]
+) -> None:
     """ValueError unless all are matrices of the layout."""
     for parameter in parameters:
         if hasattr(parameter, "to_local"):
@@ -86,11 +88,12 @@ def check_matrices(parameters: list[Tensor], known: Mapping[Tensor, Shard]) -> N
                 f"a parameter {list(parameter.shape)} that layout does not have: make "
                 "matrix_layout(module) of the module it is in, after wrapping"
             )
-        name, shape = known[parameter].name, known[parameter].shape
-        if len(shape) not in (2, 3):
-            raise ValueError(
-                f"{name} {list(shape)}: Muon steps matrices, or stacks of matrices"
-            )
+        for shard in known[parameter]:
+            if len(shard.shape) not in (2, 3):
+                raise ValueError(
+                    f"{shard.name} {list(shard.shape)}: Muon steps matrices, or stacks "
+                    "of matrices"
+                )
 
 
 def check_reduction(parameters: list[Tensor], over: Over | None) -> None:

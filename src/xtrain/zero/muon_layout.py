@@ -2,21 +2,23 @@
 
     DDP                  every rank holds whole matrices, with whole gradients
     bare, ZeRO-1         whole matrices; each gradient is one part of a sum
-    FSDP                 flat ranges of matrices
+    FSDP, ZeroOptimizer  flat ranges of matrices
     tensor, expert       rows, columns, experts; or flat ranges of those, or copies
 
 One description serves all: the `Shard`s of checkpoints.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from xtrain.checkpoint.boxes import Box
 from xtrain.checkpoint.parameter_slice import all_ranks_of, placement_in
 from xtrain.checkpoint.pieces import Shard, whole
 from xtrain.comm.wrapper_mesh import Over, ranks_to_reduce
+from xtrain.zero.buckets import ShardedBucket
 from xtrain.zero.fsdp import FullyShardedDataParallel
 from xtrain.zero.fsdp_checkpoint import shards_of
 from xtrain.zero.muon_checks import check_whole
@@ -32,11 +34,20 @@ class MatrixLayout(NamedTuple):
         shards: of every parameter of the module.
         group: all ranks that hold some.
         over: the ranks whose gradients Muon sums; None if they are summed already.
+        masters: under `ZeroOptimizer`, what is stepped, and the shards in it.
     """
 
     shards: list[Shard]
     group: ProcessGroup | None
     over: Over | None = None
+    masters: Mapping[Tensor, Sequence[Shard]] | None = None
+
+    @property
+    def stepped(self) -> Mapping[Tensor, Sequence[Shard]]:
+        """By tensor that an optimizer may step, the shards end to end in it."""
+        if self.masters is not None:
+            return self.masters
+        return {shard.tensor: [shard] for shard in self.shards}
 
 
 def matrix_layout(
@@ -70,6 +81,34 @@ def whole_matrices(
     check_whole(parameters)
     shards = [whole(f"matrix {n}", parameter) for n, parameter in enumerate(parameters)]
     return MatrixLayout(shards, process_group)
+
+
+def layout_of_masters(
+    layout: MatrixLayout, buckets: Iterable[ShardedBucket], rank: int
+) -> MatrixLayout:
+    """The layout of what `ZeroOptimizer` steps: flat ranges of what ranks would hold.
+
+    Args:
+        layout: of the module whose parameters are in the buckets.
+        rank: among the ranks that share the buckets.
+    """
+    held = {shard.tensor: shard for shard in layout.shards}
+    masters: dict[Tensor, list[Shard]] = {}
+    for bucket in buckets:
+        if not held.keys() >= set(bucket.parameters):
+            continue  # Muon will not find it, and tell all ranks
+        flat, found = bucket.layout, []
+        pieces = flat.pieces(bucket.master.detach(), rank)
+        for parameter, slot, piece in zip(
+            bucket.parameters, flat.slots, pieces, strict=True
+        ):
+            shard, (start, _) = held[parameter], flat.piece_bounds(slot, rank)
+            assert not isinstance(shard.offset, int)
+            box = Box(tuple(shard.offset), tuple(slot.shape))
+            found.append(Shard(shard.name, shard.shape, start, piece, box))
+        masters[bucket.master] = found
+    shards = [shard for found in masters.values() for shard in found]
+    return MatrixLayout(shards, layout.group, masters=masters)
 
 
 def shards_in(module: nn.Module) -> list[Shard]:

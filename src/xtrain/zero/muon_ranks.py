@@ -13,6 +13,7 @@ in the dtype of Newton-Schulz, 2 bytes for bfloat16:
     DDP        there nothing                        back 2 (N-1) P
     ZeRO-1     there (N-1) P gradients, summed      back 2 (N-1) P
     FSDP       there 2 (what owners do not hold)    back the same; at most 2 (N-1)/N P
+    inside ZeroOptimizer as FSDP, beside what that sends
 
 Jordan et al., Muon, 2024; Liu et al., Muon is Scalable for LLM Training, 2025.
 """
@@ -68,25 +69,25 @@ class DealtMatrices:
         parameters = [p for p in given if p.requires_grad]
         self.group, self._over = layout.group, layout.over
         self.rank, self.size = place_in(layout.group)
-        known = {shard.tensor: shard for shard in layout.shards}
+        known = layout.stepped
         problem = problem_of(
             lambda: check_all(groups, known, layout.over, bucket_cap_mb)
         )
-        names = [known[p].name for p in parameters] if problem is None else []
-        options = options_of(groups) | {"ns_dtype": dtype, "matrices": names}
+        self.stepped = {p: known[p] for p in parameters} if problem is None else {}
+        held = [shard for shards in self.stepped.values() for shard in shards]
+        self.shards = {shard.name: shard for shard in held}
+        options = options_of(groups) | {"ns_dtype": dtype}
+        options |= {"matrices": list(self.shards)}
         options |= {"bucket_cap_mb": bucket_cap_mb}
         options |= {"collectives": collectives and collectives.name}
         options |= {"gradient_reduction": layout.over and layout.over.reduction}
         check_same("matrices", [], self.group, options, problem)
-        self.shards = {
-            name: known[p] for name, p in zip(names, parameters, strict=True)
-        }
         if layout.over is not None:
             claim(parameters, "Muon", axes=layout.over.axes)
             copy_from_rank_0(given, layout.over.group)
             accumulate_in_fp32(parameters)
-        held = {name: self._held(shard) for name, shard in self.shards.items()}
-        everyone = values_of_all(held, self.group)
+        mine = {name: self._held(shard) for name, shard in self.shards.items()}
+        everyone = values_of_all(mine, self.group)
         elements = bucket_cap_mb * 2**20 / dtype.itemsize
         self.owners, self.rounds = deal(everyone, self.rank, elements)
         reads = [r for turn in self.rounds for r in turn.gather]
@@ -98,6 +99,16 @@ class DealtMatrices:
             collectives = default_collectives(self.group, device)
         self._collectives = collectives or DIRECT
         self._is_reduced = False
+
+    def cut(self, parameter: Tensor, data: Tensor) -> dict[str, Tensor]:
+        """Data of a parameter's shape, as that of each of its shards, by name."""
+        shards, flat = self.stepped[parameter], data.flatten()
+        sizes = [shard.tensor.numel() for shard in shards]
+        parts = flat[: sum(sizes)].split(sizes)
+        return {
+            shard.name: part.view(shard.tensor.shape)
+            for shard, part in zip(shards, parts, strict=True)
+        }
 
     def _held(self, shard: Shard) -> Held:
         boxes = tuple(piece.box for piece in shard.pieces())
@@ -157,15 +168,15 @@ class DealtMatrices:
 
     def scatter(
         self, turn: Round, whole: Mapping[Stack, Tensor]
-    ) -> Iterator[tuple[Tensor, Stack, Tensor, Tensor]]:
-        """Of what owners have: parameter, stack, a view of the parameter, its piece."""
+    ) -> Iterator[tuple[Stack, Tensor, Tensor]]:
+        """Of what owners have: the stack, a view of the parameter, its piece."""
         for route, piece in self._send(
             turn.scatter,
             lambda r: whole[r.stack][r.box.slices_in(r.stack.box)],
             self._like,
         ):
             parameter = self.shards[route.stack.name].tensor
-            yield parameter, route.stack, self._view(route, parameter), piece
+            yield route.stack, self._view(route, parameter), piece
 
     def end_step(self) -> None:
         """What is reduced from now on belongs to another step."""

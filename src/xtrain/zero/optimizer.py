@@ -15,6 +15,9 @@ is shared as well. Bytes per parameter with 16-bit weights and Adam: 4 + 12/N in
 The optimizer wraps the bare module's parameters and does all gradient communication
 itself: never combine it with DistributedDataParallel.
 
+Muon steps the shards too: with `layout` it knows which matrices they are of, and sends
+their pieces to the rank that computes a matrix, and back, as in `muon_ranks`.
+
 Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter
 Models, 2020.
 """
@@ -45,6 +48,7 @@ from xtrain.zero.buckets import (
 )
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.grad_scaler import Markers
+from xtrain.zero.muon_layout import MatrixLayout, layout_of_masters
 from xtrain.zero.optimizer_checkpoint import clip_of_module, load_buckets, save_buckets
 from xtrain.zero.optimizer_checks import check_state, checked_group, checked_groups
 from xtrain.zero.stage1 import ReduceAtStep
@@ -68,7 +72,7 @@ class ZeroOptimizer(Optimizer):
         params: parameters or groups of them with their own options; rank 0's values are
             copied to all ranks, frozen ones too.
         optimizer_class: what steps the shards, built with `defaults`; it must work
-            element by element, as Adam does.
+            element by element, as Adam does, or take a `layout`, as Muon does.
         stage: 1 or 2.
         process_group: None for all ranks, or for the replicas of a model on a mesh.
         bucket_cap_mb: MiB of parameters that are reduced and gathered together.
@@ -81,6 +85,9 @@ class ZeroOptimizer(Optimizer):
             suits the backend unless given.
         fp32_gradients: add up the gradients of 16-bit parameters in fp32, here and over
             the ranks; see `xtrain.comm.main_grad`. On unless False.
+        layout: of Muon, `matrix_layout(module)`: which matrices the shards are of.
+        device: "meta" for parameters there, by their shapes, as a virtual cluster runs
+            them.
 
     ValueError on every rank if one rank's arguments are wrong or differ, `defaults` and
     options of groups included.
@@ -89,7 +96,7 @@ class ZeroOptimizer(Optimizer):
     def __init__(
         self,
         params: Any,
-        optimizer_class: type[Optimizer],
+        optimizer_class: Callable[..., Optimizer],
         stage: int = 1,
         process_group: ProcessGroup | None = None,
         bucket_cap_mb: float = BUCKET_CAP_MB,
@@ -98,9 +105,11 @@ class ZeroOptimizer(Optimizer):
         gradient_reduction: str | None = None,
         collectives: Collectives | None = None,
         fp32_gradients: bool | None = None,
+        layout: MatrixLayout | None = None,
+        device: str | None = None,
         **defaults: Any,
     ):
-        self._is_built = False
+        self._is_built, self._has_layout = False, layout is not None
         options = {
             "optimizer_class": optimizer_class,
             "stage": stage,
@@ -109,6 +118,8 @@ class ZeroOptimizer(Optimizer):
             "offload": offload,
             "collectives": collectives and collectives.name,
             "fp32_gradients": fp32_gradients,
+            "layout": self._has_layout,
+            "device": device,
             **defaults,
         }
         given = params, process_group, gradient_reduction
@@ -126,14 +137,17 @@ class ZeroOptimizer(Optimizer):
         )
         made = [self._make_buckets(group) for group in groups]
         self.buckets: list[ShardedBucket] = list(chain.from_iterable(made))
-        device = self.buckets[0].flat.device
-        self._collectives = collectives or default_collectives(over.group, device)
+        self._collectives = collectives or default_collectives(
+            over.group, self.buckets[0].flat.device
+        )
         reduction = ReduceAtStep if stage == 1 else ReduceInBackward
         self._reduction = reduction(
             over.group, self._collectives, over.reduction == "average"
         )
         self._markers = Markers(self.buckets, self.reduce_gradients, over.group)
         shard_groups = [of_shards(*pair) for pair in zip(groups, made, strict=True)]
+        if layout is not None:
+            defaults["layout"] = layout_of_masters(layout, self.buckets, self.rank)
         self.optimizer = optimizer_class(shard_groups, **defaults)
         super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
         self._is_built = True
@@ -147,6 +161,8 @@ class ZeroOptimizer(Optimizer):
         if not self._is_built:  # torch's __init__, with groups that are shards already
             super().add_param_group(param_group)
             return
+        if self._has_layout:
+            raise ValueError("with a layout, all groups are given when it is built")
         known = [p for bucket in self.buckets for p in bucket.parameters]
         group = checked_group(
             param_group, known, self.process_group, self.gradient_reduction

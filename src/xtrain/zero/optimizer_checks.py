@@ -31,9 +31,10 @@ def checked_groups(
     over = ranks_to_reduce(held, process_group, gradient_reduction)
     problem = wrong or problem_of(
         lambda: check_stage(options["stage"]),
+        lambda: check_offload(options),
         over.check,
         lambda: check_options(over.reduction, options["bucket_cap_mb"]),
-        lambda: check_parameters(groups),
+        lambda: check_parameters(groups, device=options["device"]),
         lambda: check_trainable(groups),
     )
     options = {**options, "gradient_reduction": over.reduction}
@@ -68,12 +69,19 @@ def check_stage(stage: int) -> None:
         raise ValueError(f"stage={stage}: ZeroOptimizer has stages 1 and 2")
 
 
+def check_offload(options: Mapping[str, Any]) -> None:
+    if options["offload"] and options["layout"]:
+        raise ValueError("offload=True with a layout: matrices stay on the device")
+
+
 def check_trainable(groups: Groups) -> None:
     if not any(p.requires_grad for group in groups for p in group["params"]):
         raise ValueError("no parameter requires a gradient")
 
 
-def check_parameters(groups: Groups, known: Iterable[Tensor] = ()) -> None:
+def check_parameters(
+    groups: Groups, known: Iterable[Tensor] = (), device: object = None
+) -> None:
     """ValueError unless all are bare, filled parameters, none twice or `known`."""
     parameters = [p for group in groups for p in group["params"]]
     for parameter in parameters:
@@ -83,7 +91,7 @@ def check_parameters(groups: Groups, known: Iterable[Tensor] = ()) -> None:
     if len(set(everything)) < len(everything):
         raise ValueError("a parameter is in the groups twice")
     check_bare(parameters, "ZeroOptimizer")
-    check_filled(numbered(parameters))
+    check_filled(numbered(parameters), device)
 
 
 def check_same_groups(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from xtrain.evidence.closure import imports
 
-from ..svg import cell, document, fit, text
+from ..svg import cell, document, text
 from ..tables import REGISTRY as TABLES
 from ..tables import Table
 from . import REGISTRY
@@ -83,7 +83,7 @@ def house() -> str:
                           name, hover=f"{room.says}; {room.lines:,} lines")  # fmt: skip
         y += HIGH * (1 + (len(names) - 1) // IN_A_ROW)
     told = "; ".join(f"{n}: {', '.join(names)}" for n, names in enumerate(floors()))
-    return fit(document(WIDTH, int(y), parts, "Rooms by floor", told), WIDTH)
+    return document(WIDTH, y, parts, "Rooms by floor", told)
 
 
 @TABLES

@@ -3,7 +3,7 @@
 from .. import races
 from ..amounts import bytes_
 from ..runs import EvidenceError
-from ..svg import Axis, bar_chart, fit
+from ..svg import Axis, bar_chart
 from ..tables.races import names_in
 from ..tables.training_races import steps_of
 from . import REGISTRY
@@ -96,7 +96,7 @@ def ratio_bars(
         title: of the drawing, for those who do not see it.
         also: ratios on other machines, by group and bar.
     """
-    drawing = bar_chart(
+    return bar_chart(
         bars,
         Axis(f"times as fast as {baseline}; {where}", format=lambda v: f"{v:.2f}x"),
         title,
@@ -105,4 +105,3 @@ def ratio_bars(
         width=width,
         also=also,
     )
-    return fit(drawing, width)

@@ -13,12 +13,14 @@ search field, and hands to the worker (theme/assets/search):
 
 Every page of the site is in it but those that say `search: {exclude: true}`. Of a page
 of the reference it has each symbol with the first sentence that describes it, unless
-that is "Bases:" or the like.
+that is "Bases:" or the like. Anchors that follow from
+titles are left out (`shortened`).
 """
 
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +85,10 @@ def halves(text: str, letters: int, had: set[str]) -> tuple[str, list[str]]:
     return head, new
 
 
+LINKS = "interview"
+"""The section of a lecture's page that repeats questions of another page: a heading."""
+
+
 def described(text: str) -> str:
     """The first sentence about a symbol; nothing if it only leads to what follows."""
     first = (SENTENCE.match(text) or [text])[0]
@@ -101,6 +107,8 @@ def entry(
         text = section.text
         if one.name == "reference":
             text = described(text)[: one.letters]
+        elif one.name == "lectures" and section.anchor == LINKS:
+            text = ""
         head, rest = halves(text, one.letters, had)
         names = " ".join(dict.fromkeys(section.names))
         parts.append([section.anchor, section.title, names, head, " ".join(rest)])
@@ -123,6 +131,21 @@ def without_common(pages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for page in pages
     ]
+
+
+def shortened(sections: list[list[str]]) -> Iterator[list[str]]:
+    """The sections, and "=" for an anchor that is its title.
+
+    "." is an anchor inside the last such one: of `f` below `xtrain.comm.ring`
+    xtrain.comm.ring.f. The worker writes both out again.
+    """
+    outer = ""
+    for anchor, title, *words in sections:
+        if title and anchor == title:
+            outer, anchor = anchor, "="
+        elif outer and anchor == f"{outer}.{title}":
+            anchor = "."
+        yield [anchor, title, *words]
 
 
 def _words(page: dict[str, Any]) -> set[str]:
@@ -161,8 +184,12 @@ class SearchIndex(BasePlugin):
 
 def index(pages: list[dict[str, Any]]) -> dict[str, Any]:
     """What the worker is given."""
+    told = [
+        {**page, "sections": list(shortened(page["sections"]))}
+        for page in without_common(pages)
+    ]
     return {
         "synonyms": json.loads(SYNONYMS.read_text()),
         "rooms": [{"name": one.name, "weight": one.weight} for one in ROOMS],
-        "pages": without_common(pages),
+        "pages": told,
     }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from .. import runs
 from ..runs import EvidenceError
-from ..svg import Axis, Frame, document, fit, line, text
+from ..svg import Axis, Frame, document, line, text
 from ..tables import Table
 from .reference import RANKS, Curve, difference, reference
 
@@ -101,7 +101,7 @@ def chart(right: list[float], curves: dict[str, list[float]], title: str) -> str
             hover = f"{name}, step {step + 1}: {losses[step]:.6f}"
             parts.append(mark(index, px(step + 1), py(losses[step]), hover))
     words = f"{', '.join(curves)} lie on the line of one process"
-    return fit(document(WIDTH, HEIGHT, parts, title, words), WIDTH)
+    return document(WIDTH, HEIGHT, parts, title, words)
 
 
 def legend(names: list[str]) -> tuple[list[str], float]:

@@ -9,12 +9,10 @@ changes, and their norm before clipping is part of the curve.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
@@ -27,14 +25,9 @@ CONFIG = XtrainConfig(
 )  # fmt: skip
 STEPS, SEQUENCE = 20, 16
 ROWS = (8, 8, 8, 3)
-ADAMW = {"lr": 0.02, "weight_decay": 0.1}
+ADAMW: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1}
 MAX_NORM = 1.25
 IGNORED = -100
-
-
-def new_model(dtype: torch.dtype = torch.float64) -> XtrainModel:
-    """The tiny model, with the weights of its seed."""
-    return XtrainModel(CONFIG, dtype=dtype)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -62,48 +55,39 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class Training:
-    """A wrapped model and what its loop calls.
+    """A model, in wrappers or not, and what its loop calls.
 
     Attributes:
-        model: called with tokens and labels, gives their mean loss; its wrapper adds
-            gradients up over the ranks.
+        gradients: forward and backward of a rank's rows; the mean loss over the tokens
+            of all ranks.
         clip: scales the gradients to a norm; returns the norm before.
-        reduce: called between the last backward and `clip`.
-        micro_batches: parts of a rank's rows; all but the last run in `no_sync`.
         exact: False if it computes with 16-bit numbers.
-        data: the ranks that bring different rows; all unless given.
-        mean_of_all: the model's loss is the mean over all ranks' tokens already.
-        whole_step: forward and backward of all of a rank's rows in one call, which
-            gives the mean loss over all ranks' tokens; `model` is not called then.
+        data: the ranks that bring different rows; None for one process.
     """
 
     model: Any
     optimizer: Optimizer
+    gradients: Callable[[Tensor, Tensor], Tensor]
     clip: Callable[[float], Tensor]
-    reduce: Callable[[], None] = lambda: None
-    micro_batches: int = 1
     exact: bool = True
     data: ProcessGroup | None = None
-    mean_of_all: bool = False
-    whole_step: Callable[[Tensor, Tensor], Tensor] | None = None
-
-    def split(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """A rank's rows in parts; some are empty when there are too few."""
-        return rows.tensor_split(self.micro_batches)
-
-    def sync(self, is_last: bool) -> AbstractContextManager[None]:
-        """`no_sync` for every micro-batch but the last."""
-        return nullcontext() if is_last else self.model.no_sync()
 
 
 def one_process() -> Training:
     """No wrapper, the whole batch."""
-    model = new_model()
-    return Training(model, torch.optim.AdamW(model.parameters(), **ADAMW), clip(model))
+    model = XtrainModel(CONFIG, dtype=torch.float64)
+
+    def gradients(tokens: Tensor, labels: Tensor) -> Tensor:
+        loss = model(tokens, labels)
+        loss.backward()
+        return loss.detach()
+
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
+    return Training(model, optimizer, gradients, clip(model))
 
 
 def clip(model: nn.Module) -> Callable[[float], Tensor]:
-    """Clip whole gradients, which every rank has."""
+    """Clip by the norm of the gradients that are here."""
     return lambda norm: nn.utils.clip_grad_norm_(model.parameters(), norm)
 
 
@@ -112,46 +96,13 @@ def run(training: Training) -> dict[str, Any]:
 
     The loss is a sum over the valid tokens of all ranks, divided once by their count.
     """
-    rank, size = place(training.data)
+    group = training.data
+    rank, size = (0, 1) if group is None else (group.rank(), group.size())
     curve: dict[str, Any] = {"exact": training.exact, "loss": [], "norm": []}
     for step in range(STEPS):
         tokens, labels = (whole[rank::size] for whole in batch(step))
         training.optimizer.zero_grad()
-        loss = gradients(training, tokens, labels)
-        training.reduce()
+        curve["loss"].append(training.gradients(tokens, labels).item())
         curve["norm"].append(training.clip(MAX_NORM).item())
         training.optimizer.step()
-        curve["loss"].append(loss.item())
     return curve
-
-
-def gradients(training: Training, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Forward and backward of a rank's rows; the loss of all ranks."""
-    if training.whole_step is not None:
-        return training.whole_step(tokens, labels)
-    count = total((labels != IGNORED).sum(), training.data)
-    loss = torch.zeros((), dtype=torch.float64)
-    parts = list(zip(*map(training.split, (tokens, labels)), strict=True))
-    for part in parts:
-        with training.sync(is_last=part is parts[-1]):
-            share = (part[1] != IGNORED).sum() / count.double()
-            part_loss = training.model(*part)
-            if not training.mean_of_all:
-                part_loss = part_loss * share
-            part_loss.backward()
-        loss += part_loss.detach()
-    return loss if training.mean_of_all else total(loss, training.data)
-
-
-def place(group: ProcessGroup | None = None) -> tuple[int, int]:
-    """Rank and size of the group; 0 of 1 in one process."""
-    if not dist.is_initialized():
-        return 0, 1
-    return dist.get_rank(group), dist.get_world_size(group)
-
-
-def total(number: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """The sum of all ranks' numbers."""
-    if dist.is_initialized():
-        dist.all_reduce(number, group=group)
-    return number

@@ -16,7 +16,7 @@ from .axes import Axis
 from .bars import bar_chart, beside
 from .keys import rank_key, swatches
 from .lines import Frame, line_chart
-from .shapes import cell, document, fit, line, rect, text
+from .shapes import cell, document, line, rect, text
 from .stacked import stacked
 from .timeline import TimeAxis
 
@@ -28,7 +28,6 @@ __all__ = [
     "beside",
     "cell",
     "document",
-    "fit",
     "line",
     "line_chart",
     "rank_key",

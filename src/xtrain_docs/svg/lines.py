@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .axes import Axis
 from .keys import legend
-from .shapes import document, fit, line, number, text
+from .shapes import document, line, number, text
 
 Points = Sequence[tuple[float, float]]
 
@@ -47,7 +47,7 @@ def line_chart(
     for index, (name, points) in enumerate(series.items()):
         parts += frame.curve(index, name, points)
         parts += frame.dots(index, name, dots.get(name, ()))
-    return fit(document(width, height, parts, title, description), width)
+    return document(width, height, parts, title, description)
 
 
 @dataclass(frozen=True)

@@ -86,20 +86,18 @@ def cell(
 
 
 def document(
-    width: int, height: int, parts: Sequence[str], title: str, description: str
+    width: int, height: float, parts: Sequence[str], title: str, description: str
 ) -> str:
     """The parts as one SVG element with its name and description.
 
-    It shrinks until its letters, of 12.5 px and more, have 10 px, and then scrolls.
+    It shrinks with the page until its letters, of 12.5 px and more, have 10 px, and
+    then scrolls; it grows to 1.3 of its size.
     """
     label = html.escape(f"{title}. {description}" if description else title, quote=True)
     return (
-        f'<svg class="xt-chart" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" style="min-width:{round(0.8 * width)}px" role="img" '
-        f'aria-label="{label}">' + "".join(parts) + "</svg>"
+        f'<svg class="xt-chart" viewBox="0 0 {width} {int(height)}" width="{width}" '
+        f'height="{int(height)}" style="min-width:{round(0.8 * width)}px;'
+        f'max-width:{round(1.3 * width)}px" role="img" aria-label="{label}">'
+        + "".join(parts)
+        + "</svg>"
     )
-
-
-def fit(drawing: str, width: int) -> str:
-    """A drawing that shrinks with the page and grows to 1.3 of its size."""
-    return drawing.replace('px" role', f'px;max-width:{round(1.3 * width)}px" role', 1)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from .keys import swatches
-from .shapes import document, fit, rect, text
+from .shapes import document, rect, text
 
 
 def stacked(
@@ -41,4 +41,4 @@ def stacked(
             words.append(f"{name}, {hover}")
         if not shares:
             parts.append(text(at + 8, y + 9, tell(of, of), "xt-value-text"))
-    return fit(document(width, int(y + 26), parts, title, "; ".join(words)), width)
+    return document(width, y + 26, parts, title, "; ".join(words))

@@ -3,7 +3,8 @@
     @REGISTRY
     def my_table(ranks: int = 8) -> Table: ...
 
-A page then says ```` ```table my_table ranks=4 ````.
+A page then says ```` ```table my_table ranks=4 ````. What is no table, such as a
+list of links, is returned as lines of Markdown.
 """
 
 import re

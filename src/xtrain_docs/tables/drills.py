@@ -7,14 +7,10 @@ from xtrain.practice.drills import drills as all_drills
 from xtrain.practice.judging import mistakes_of
 from xtrain.practice.page import IN_PAGE
 
+from ..drill_pages import stars
 from . import REGISTRY, Table
 
 HEADER = ("drill", "minutes", "difficulty", "lines of code", "known mistakes", "here")
-
-
-def stars(one: Drill) -> str:
-    """Its difficulty, of five."""
-    return "★" * one.difficulty + "☆" * (5 - one.difficulty)
 
 
 def row(one: Drill) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """The map of lectures on the first page, and what belongs to each of them."""
 
 import re
-from dataclasses import dataclass
 
 from .. import config, guards
 from . import REGISTRY, Table
@@ -31,24 +30,6 @@ LECTURES = (
      "One mesh, one script and one trainer for all of them."),
 )  # fmt: skip
 """Folder of the pages, title, and what it is about."""
-
-
-@dataclass(frozen=True)
-class Cards:
-    """A list of titles and texts, which the style sheet lays out as cards."""
-
-    cards: tuple[tuple[str, str, str, list[str]], ...]
-
-    def markdown(self) -> list[str]:
-        """One list item per card: title, text, links to more, state."""
-        lines: list[str] = []
-        for title, text, state, links in self.cards:
-            lines += [f"-   {title}", "", f"    {text}", ""]
-            if links:
-                lines += [f"    {SEPARATOR.join(links)}", ""]
-            if state:
-                lines += [f"    *{state}*", ""]
-        return lines
 
 
 BESIDE = (
@@ -118,18 +99,16 @@ def lecture_links(lecture: str) -> Table:
 
 
 @REGISTRY
-def lecture_map() -> Cards:
-    """All lectures and what goes with them; one without pages is in preparation."""
-    cards = []
+def lecture_map() -> list[str]:
+    """All lectures and what goes with them, as a list that is laid out as cards."""
+    lines: list[str] = []
     for folder, title, text in LECTURES:
         lecture = folder.partition("-")[0]
-        if (config.PAGES / folder / "index.md").is_file():
-            links = [
-                f"[{heading}]({place}/{lecture}.md)"
-                for place, heading, *_ in BESIDE
-                if (config.PAGES / place / f"{lecture}.md").is_file()
-            ]
-            cards.append((f"[{title}]({folder}/index.md)", text, "", links))
-        else:
-            cards.append((title, text, "In preparation", []))
-    return Cards(tuple(cards))
+        links = [
+            f"[{heading}]({place}/{lecture}.md)"
+            for place, heading, *_ in BESIDE
+            if (config.PAGES / place / f"{lecture}.md").is_file()
+        ]
+        lines += [f"-   [{title}]({folder}/index.md)", "", f"    {text}", ""]
+        lines += [f"    {SEPARATOR.join(links)}", ""]
+    return lines

@@ -1,18 +1,17 @@
 """The whiteboard forms: what each sends and leaves out, where it is, its download."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from xtrain.copying import whiteboard
-from xtrain.copying.forms import forms, header, lines_of_code
+from xtrain.copying.forms import forms, lines_of_code
 from xtrain.practice.drills import drill
 from xtrain.practice.page import IN_PAGE
 
 from .. import authored, config
 from ..downloads import data_url
+from ..drill_pages import stars, told
 from . import REGISTRY, Table
-from .drills import stars
 
 OVERVIEW = "whiteboard.md"
 """The page that has these tables; a form is shown whole on another one."""
@@ -51,29 +50,19 @@ def whiteboard_forms(folder: str) -> Table:
     for name, file in all_forms().items():
         if file.parent.name == folder:
             text = file.read_text(encoding="utf-8")
-            said, lines = header(text), lines_of_code(text)
+            said, lines = told(text), lines_of_code(text)
             link, one = f"[`{name}`](#{name})", drill(name)
             rows.append((link, str(one.minutes), stars(one), str(lines),
                          said["Sends"], said["Leaves out"]))  # fmt: skip
     return Table(HEADER, rows, "lrcrll")
 
 
-@dataclass(frozen=True)
-class Links:
-    """One line under a heading: where the form is shown whole, and its download."""
-
-    links: tuple[str, ...]
-
-    def markdown(self) -> list[str]:
-        return [" · ".join(self.links)]
-
-
 @REGISTRY
-def whiteboard_links(name: str) -> Links:
-    """Links of one form; ValueError if there is no form of that name."""
+def whiteboard_links(name: str) -> list[str]:
+    """One line: where a form is shown whole, and its download; ValueError if none."""
     link = data_url(whiteboard(name, config.SOURCE / "xtrain"))
     download = f'[download {name}.py]({link}){{ .xt-download download="{name}.py" }}'
     page = shown_on(all_forms()[name])
     code = [f"[the code]({page})"] if page else []
     write = [f"[write it in the page](practise.md#{name})"] if name in IN_PAGE else []
-    return Links((*code, *write, download))
+    return [" · ".join([*code, *write, download])]

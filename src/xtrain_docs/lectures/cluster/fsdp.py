@@ -1,6 +1,5 @@
 """The page on FSDP at 256 ranks: recorded steps, and the closed form."""
 
-import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -10,15 +9,14 @@ from xtrain.cluster.draw import document
 from xtrain.cluster.topology import NETWORK_LATENCY, NODE, NVLINK_LATENCY
 from xtrain.plan.hardware import Accelerator
 
-from ... import config
 from ...amounts import percent
 from ...amounts import seconds as as_seconds
 from ...figures import REGISTRY as FIGURES
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import value
+from .clock import recorded as record_of
 
-RECORD = config.ROOT / "docs" / "data" / "cluster" / "fsdp_step.json"
 GPU = Accelerator.preset("h100")
 ADAPTER = 50e9
 PARAMETERS = 8 * WIDTH**2  # of a unit
@@ -32,7 +30,7 @@ ROWS = (("computes", "compute"), ("all-gather", "message"),
 @cache
 def recorded() -> dict[tuple[int, int], dict[str, Any]]:
     """The runs by ranks and tokens."""
-    rows = json.loads(RECORD.read_text())
+    rows = record_of("fsdp_step.json")
     return {(row["ranks"], row["tokens"]): row for row in rows}
 
 

@@ -1,6 +1,5 @@
 """The page on all-reduce at 1,024 ranks: recorded times, and the closed forms."""
 
-import json
 from functools import cache
 from math import log2
 from typing import Any
@@ -13,7 +12,7 @@ from xtrain.cluster.topology import NETWORK_LATENCY, NODE, NVLINK_LATENCY
 from xtrain.plan import collective_time, hierarchical_time
 from xtrain.plan.hardware import Accelerator
 
-from ... import config, runs
+from ... import runs
 from ...amounts import bytes_ as as_bytes
 from ...amounts import seconds as as_seconds
 from ...figures import REGISTRY as FIGURES
@@ -21,8 +20,8 @@ from ...svg import Axis, line_chart
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import value
+from .clock import recorded as record_of
 
-RECORD = config.ROOT / "docs" / "data" / "cluster" / "all_reduce.json"
 RANKS, HEAT_RANKS = 1024, 64
 ALPHA, BETA = 5e-6, 1 / 50e9
 GPU = Accelerator.preset("h100")
@@ -40,7 +39,7 @@ SHOWN = 4 * KIB, 32 * MIB, GIB
 def recorded() -> dict[tuple[str, str, int], dict[int, float]]:
     """Virtual seconds by algorithm, topology and ranks, then by bytes."""
     found: dict[tuple[str, str, int], dict[int, float]] = {}
-    for row in json.loads(RECORD.read_text()):
+    for row in record_of("all_reduce.json"):
         of = row["algorithm"], row["topology"], row["ranks"]
         found.setdefault(of, {})[row["bytes"]] = row["seconds"]
     return found

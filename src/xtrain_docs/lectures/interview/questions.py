@@ -5,7 +5,6 @@ Level and kind of each stand in questions.toml, by page and id.
 
 import re
 import tomllib
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -47,16 +46,6 @@ def facets() -> dict[str, dict[str, str]]:
     return tomllib.loads(FACETS.read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True)
-class Links:
-    """A list of links, each with the level and the kind of its question."""
-
-    questions: list[Question]
-
-    def markdown(self) -> list[str]:
-        return [item(question) for question in self.questions]
-
-
 def item(question: Question) -> str:
     """A link that a reader without scripts can follow."""
     page, anchor, title = question
@@ -68,9 +57,9 @@ def item(question: Question) -> str:
 
 
 @REGISTRY
-def interview_questions(page: str) -> Links:
-    """The questions of a page of the interview."""
-    return Links(questions_of(page))
+def interview_questions(page: str) -> list[str]:
+    """Links to the questions of a page, each with its level and kind."""
+    return [item(question) for question in questions_of(page)]
 
 
 @value

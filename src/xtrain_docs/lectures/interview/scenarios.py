@@ -1,44 +1,36 @@
 """The page of worked scenarios: runs that are estimated, and what they would lose."""
 
+from dataclasses import replace
 from functools import lru_cache
 from math import sqrt
+from typing import Any
 
 from xtrain.plan import Estimate, Layout, ModelShape, estimate
 
 from ...values import value
 
 MODEL, SEQUENCE = "llama-3-70b", 8192
-LOW_MFU = {
-    "": (Layout(), {}),
-    "recompute": (Layout(recompute="full"), {}),
-    "unfused": (Layout(), {"attention": "unfused"}),
-    "nodes": (Layout(tensor=16, data=2, micro_batches=256), {}),
-    "few": (Layout(micro_batches=4), {}),
-    "network": (Layout(), {"network": 25e9}),
+LOW_MFU_RUN = Layout(
+    tensor=8, pipeline=2, data=4, zero=1, sequence_parallel=True, micro_batches=128
+)
+LOW_MFU: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "": ({}, {}),
+    "recompute": ({"recompute": "full"}, {}),
+    "unfused": ({}, {"attention": "unfused"}),
+    "nodes": ({"tensor": 16, "data": 2, "micro_batches": 256}, {}),
+    "few": ({"micro_batches": 4}, {}),
+    "network": ({}, {"network": 25e9}),
 }
-"""What differs from the run whose MFU fell; sizes of 1 are as they were."""
-
-
-def changed(part: Layout) -> Layout:
-    """TP8 PP2 DP4 with ZeRO-1 on 64 devices, with what `part` has above 1."""
-    return Layout(
-        tensor=max(part.tensor, 8),
-        pipeline=2,
-        data=part.data if part.data > 1 else 4,
-        zero=1,
-        sequence_parallel=True,
-        micro_batches=part.micro_batches if part.micro_batches > 1 else 128,
-        recompute=part.recompute,
-    )
+"""What differs from that run, in its layout and beside it."""
 
 
 @value
 @lru_cache
 def low_mfu(what: str = "") -> Estimate:
     """The 70B run on 64 H100, as it was or with one thing that went wrong."""
-    part, assumed = LOW_MFU[what]
-    shape = ModelShape.preset(MODEL)
-    return estimate(shape, changed(part), "h100", SEQUENCE, **assumed)
+    changed, assumed = LOW_MFU[what]
+    layout = replace(LOW_MFU_RUN, **changed)
+    return estimate(ModelShape.preset(MODEL), layout, "h100", SEQUENCE, **assumed)
 
 
 @value

@@ -6,7 +6,7 @@ import re
 from ... import config
 from ...figures import REGISTRY
 from ...runs import EvidenceError
-from ...svg import document, fit, line, text
+from ...svg import document, line, text
 
 WAITING = re.compile(
     r"^ *rank (\d+): (?:waiting in )?(\w+)\(.*?\bdst=(\d+)", re.MULTILINE
@@ -39,7 +39,7 @@ def wait_circle(transcript: str) -> str:
             text(x, y + 14, f"in {waits[rank][0]}", "xt-tick", "middle"),
         ]
     words = "; ".join(f"rank {r} in {c} to rank {p}" for r, (c, p) in waits.items())
-    return fit(document(WIDTH, HEIGHT, parts, "Who waits for whom", words), WIDTH)
+    return document(WIDTH, HEIGHT, parts, "Who waits for whom", words)
 
 
 def arrow(start: tuple[float, float], end: tuple[float, float]) -> list[str]:

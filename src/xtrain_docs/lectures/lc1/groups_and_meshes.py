@@ -5,7 +5,7 @@ from math import prod
 from xtrain.comm.mesh import axis_ranks, mesh_coordinates
 
 from ...figures import REGISTRY
-from ...svg import cell, document, fit, text
+from ...svg import cell, document, text
 
 CELL, ROW, LEFT, TOP = 36, 30, 10, 28
 
@@ -28,4 +28,4 @@ def mesh_groups(shape: tuple[int, ...], axes: str, axis: str) -> str:
     places = "; ".join(f"rank {r} at {mesh_coordinates(r, shape)}" for r in ranks)
     width = max(300, LEFT + prod(shape[:-2]) * wide)
     title = f"{axis} groups of the mesh {shape}: {', '.join(map(str, order))}"
-    return fit(document(width, TOP + rows * ROW + 6, parts, title, places), width)
+    return document(width, TOP + rows * ROW + 6, parts, title, places)

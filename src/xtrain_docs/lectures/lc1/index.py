@@ -8,7 +8,7 @@ from xtrain.comm.collective_kinds import kind_of, prepare
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import cell, document, fit, rect, text
+from ...svg import cell, document, rect, text
 from ...traces.record import decode, encode
 
 CELL, ROW, GAP, LEFT, TOP = 36, 30, 40, 56, 30
@@ -49,7 +49,7 @@ def before_after(name: str, ranks: int = 4) -> str:
     )
     title = f"{name} on {ranks} ranks, before and after"
     width = second + max(widest[1], 2) * CELL + 6
-    return fit(document(width, bottom + 6, parts, title, words), width)
+    return document(width, bottom + 6, parts, title, words)
 
 
 def label(value: int, ranks: int) -> tuple[str, int]:

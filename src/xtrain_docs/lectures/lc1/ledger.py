@@ -12,7 +12,7 @@ from xtrain.comm.collective_kinds import kind_of, prepare
 from ... import runs
 from ...amounts import bytes_
 from ...figures import REGISTRY
-from ...svg import Axis, bar_chart, fit
+from ...svg import Axis, bar_chart
 
 PAIRS = {
     "all-reduce": (comm.ring_all_reduce, dist.all_reduce),
@@ -55,10 +55,9 @@ def wire_bars(ranks: int = 4, size: int = 3 * 2**19) -> str:
             for whose, numbers in counted.items()
             if None not in numbers  # only Linux counts what is on the wire
         }
-    drawing = bar_chart(
+    return bar_chart(
         bars,
         Axis("bytes sent by an average rank (M: the tensor)", format="{:.2f} M".format),
         f"Bytes of one call on {ranks} ranks",
         f"A tensor of {bytes_(size)}; averages over the ranks.",
     )
-    return fit(drawing, 400)

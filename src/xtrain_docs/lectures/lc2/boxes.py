@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...svg import document, fit, rect, text
+from ...svg import document, rect, text
 
 WIDTH = 400
 
@@ -44,4 +44,4 @@ def lanes(rows: Sequence[tuple[str, Sequence[Box | None]]], title: str) -> str:
         f"{name}: {', '.join(box.hover or box.words for box in boxes if box)}"
         for name, boxes in rows
     )
-    return fit(document(WIDTH, 4 + (high + 10) * len(rows), parts, title, words), WIDTH)
+    return document(WIDTH, 4 + (high + 10) * len(rows), parts, title, words)

@@ -16,7 +16,7 @@ from xtrain.data_parallel.buckets import make_buckets
 from ... import runs
 from ...amounts import seconds
 from ...figures import REGISTRY
-from ...svg import TimeAxis, document, fit, line, text
+from ...svg import TimeAxis, document, line, text
 from ...values import value
 from .boxes import WIDTH
 
@@ -117,4 +117,4 @@ def overlap_chart(events: list[list[Any]]) -> str:
         f"is complete at {seconds(computing)}; backward returns at {seconds(end)}"
     )
     title = "Backward and its all-reduces over time"
-    return fit(document(WIDTH, bottom + 26, parts, title, words), WIDTH)
+    return document(WIDTH, bottom + 26, parts, title, words)

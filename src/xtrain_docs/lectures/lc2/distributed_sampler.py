@@ -3,7 +3,7 @@
 from xtrain.data_parallel import DistributedSampler
 
 from ...figures import REGISTRY
-from ...svg import document, fit, text
+from ...svg import document, text
 from .boxes import WIDTH, Box, boxed
 
 LEFT = 56
@@ -45,4 +45,4 @@ def dealt_samples(length: int = 10, ranks: int = 4) -> str:
                 parts += boxed(hand, x, y + 56 + 28 * rank, step - 3, 24)
     bottom = 2 * (68 + 28 * ranks)
     words = f"shuffled: {order[:length]}; {'; '.join(told)}"
-    return fit(document(WIDTH, bottom, parts, "Samples dealt to ranks", words), WIDTH)
+    return document(WIDTH, bottom, parts, "Samples dealt to ranks", words)

@@ -10,7 +10,7 @@ from xtrain.data_parallel import DistributedSampler, NaiveDataParallel
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import document, fit, line, text
+from ...svg import document, line, text
 from .boxes import WIDTH, Box, boxed
 
 
@@ -64,4 +64,4 @@ def data_parallel_step(ranks: int = 3) -> str:
                 parts.append(line(middle, y + 38, middle, y + 52, "xt-axis"))
     parts += boxed(Box("all-reduce, divided by the ranks", 7), 4, 178, WIDTH - 12, 38)
     title = "One step of data parallelism"
-    return fit(document(WIDTH, 330, parts, title, "; ".join(told)), WIDTH)
+    return document(WIDTH, 330, parts, title, "; ".join(told))

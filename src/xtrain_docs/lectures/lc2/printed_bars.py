@@ -5,7 +5,7 @@ from statistics import fmean
 
 from ... import config
 from ...figures import REGISTRY
-from ...svg import Axis, bar_chart, fit
+from ...svg import Axis, bar_chart
 
 REDUCED = re.compile(r"(rank \d), (\w+ reduced): .*gradient ([\d.]+)")
 LOSSES = re.compile(r"^(.*?): ([\d. ]+)$", re.MULTILINE)
@@ -27,7 +27,7 @@ def what_is_reduced(transcript: str) -> str:
     mean = fmean(bars["nothing reduced"].values())
     mark = (mean, f"one process: {mean:g}")
     title = "The gradient on two ranks"
-    return fit(bar_chart(bars, Axis("gradient"), title, reference=mark), 400)
+    return bar_chart(bars, Axis("gradient"), title, reference=mark)
 
 
 @REGISTRY
@@ -46,4 +46,4 @@ def weighed_tokens(transcript: str) -> str:
     bars |= {short: {"mean": found[name][0]} for name, short in SHORT.items()}
     mark = (right, f"one process: {right:g}")
     title = "Two means of the same tokens"
-    return fit(bar_chart(bars, Axis("loss"), title, reference=mark), 400)
+    return bar_chart(bars, Axis("loss"), title, reference=mark)

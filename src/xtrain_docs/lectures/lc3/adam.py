@@ -6,7 +6,7 @@ from torch import nn
 from xtrain.zero import Adam
 
 from ...figures import REGISTRY
-from ...svg import document, fit, line, text
+from ...svg import document, line, text
 from .common import EDGE, WIDTH
 
 
@@ -52,4 +52,4 @@ def adam_moments(steps: int = 30) -> str:
     parts.append(text(left, y - 16, "step 1", "xt-tick"))
     parts.append(text(EDGE, y - 16, f"step {2 * steps}", "xt-tick", "end"))
     title = "Adam with a gradient that turns round"
-    return fit(document(WIDTH, int(y - 8), parts, title, words), WIDTH)
+    return document(WIDTH, y - 8, parts, title, words)

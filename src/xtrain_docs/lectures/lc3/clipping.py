@@ -9,7 +9,7 @@ from xtrain.zero import clip_sharded_grad_norm_
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import cell, document, fit, line, rect, text
+from ...svg import cell, document, line, rect, text
 from .common import WIDTH
 
 HIGH, TOP = 34, 40.0
@@ -54,5 +54,4 @@ def clipping_picture(ranks: int = 4, max_norm: float = 1.3) -> str:
         f"{' + '.join(squares)} = {norm**2:g}, so the norm is {norm:g}, the factor "
         f"{factor:.3g}"
     )
-    drawing = document(WIDTH, int(bottom), parts, "Clipping a sharded gradient", words)
-    return fit(drawing, WIDTH)
+    return document(WIDTH, bottom, parts, "Clipping a sharded gradient", words)

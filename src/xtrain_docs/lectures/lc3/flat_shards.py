@@ -5,7 +5,7 @@ import torch
 from xtrain.zero import FlatLayout
 
 from ...figures import REGISTRY
-from ...svg import cell, document, fit, text
+from ...svg import cell, document, text
 from .common import EDGE, WIDTH
 
 SHAPES = {"a": (5,), "b": (3,), "c": (2, 3)}
@@ -46,4 +46,4 @@ def flat_cut(ranks: int = 4) -> str:
         words.append(f"rank {rank} holds {', '.join(sizes)}")
     words.append(f"{layout.padded_numel - layout.numel} elements of padding at the end")
     title = "A flat vector cut into equal shards"
-    return fit(document(WIDTH, int(y + 30), parts, title, "; ".join(words)), WIDTH)
+    return document(WIDTH, y + 30, parts, title, "; ".join(words))

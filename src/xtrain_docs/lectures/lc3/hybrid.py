@@ -19,7 +19,7 @@ from ... import runs
 from ...amounts import bytes_
 from ...amounts import seconds as as_seconds
 from ...figures import REGISTRY as FIGURES
-from ...svg import TimeAxis, document, fit, line, text
+from ...svg import TimeAxis, document, line, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import value
@@ -196,7 +196,7 @@ def hybrid_timeline(micro_batches: int = 2) -> str:
         f"{as_seconds(busy(step))}" for name, step in steps.items()
     )  # fmt: skip
     title = "A step of FSDP and of hybrid sharding over time"
-    return fit(document(WIDTH, int(top + 12), parts, title, words), WIDTH)
+    return document(WIDTH, top + 12, parts, title, words)
 
 
 def busy(step: dict[str, Any]) -> float:

@@ -12,7 +12,7 @@ from xtrain.zero import FullyShardedDataParallel, Muon
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import cell, document, fit, text
+from ...svg import cell, document, text
 from .common import WIDTH
 
 SHAPES = {"q": (8, 8), "k": (4, 8), "v": (4, 8), "o": (8, 8), "gate": (16, 8),
@@ -65,4 +65,4 @@ def muon_picture(ranks: int = 4) -> str:
         said.append(f"rank {rank} computes {' and '.join(row['owned'])}")
     high = int(30 + HIGH * ranks)
     title = "Matrices in flat shards, and the rank that computes each"
-    return fit(document(WIDTH, high, parts, title, "; ".join(said)), WIDTH)
+    return document(WIDTH, high, parts, title, "; ".join(said))

@@ -10,7 +10,7 @@ from xtrain.comm.collective_choice import ALL_GATHER, REDUCE_SCATTER, TORCH
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import document, fit, rect, swatches, text
+from ...svg import document, rect, swatches, text
 from .common import EDGE, KINDS, LAYERS, WIDTH, Tower, Training
 from .timeline import LAYERS as ROWS
 from .timeline import MODEL_WIDTH, TOKENS, Clock, Step, most_at_once, timeline
@@ -76,8 +76,7 @@ def zero_parts(ranks: int = 4) -> str:
         shares = (sum(b - a for a, b in ranges) / total for ranges in held)
         shown = map("{:g} of the {}".format, shares, KINDS)
         words.append(f"stage {stage}: each rank holds {', '.join(shown)}")
-    drawing = document(WIDTH, int(y), parts, "What each rank holds", "; ".join(words))
-    return fit(drawing, WIDTH)
+    return document(WIDTH, y, parts, "What each rank holds", "; ".join(words))
 
 
 def zero_step_by_the_clock(stage: str, layers: int, width: int, tokens: int) -> Step:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from xtrain.comm.work import Work
 
-from ...svg import TimeAxis, document, fit, line, rect, text
+from ...svg import TimeAxis, document, line, rect, text
 from .common import WIDTH, Training
 
 LAYERS, MODEL_WIDTH, TOKENS = 4, 256, 128
@@ -141,15 +141,18 @@ def timeline(
         parts += panel(step, [f"{row} {n}" for n in range(layers)], axis, top)
         top += HEAD + ROW * layers + 12
     parts += axis.ends(top + 6)
-    return fit(document(WIDTH, int(top + 12), parts, title, words), WIDTH)
+    return document(WIDTH, top + 12, parts, title, words)
 
 
 def panel(step: Step, rows: Sequence[str], axis: TimeAxis, top: float) -> list[str]:
     """A step's bars, below the names of its phases."""
-    parts, began = [], 0.0
+    parts, began, free = [], 0.0, 0.0
     first, bottom = top + HEAD, top + HEAD + ROW * len(rows)
     for name, ends in step["ends"].items():
-        middle = min(axis.at((began + ends) / 2), WIDTH - 6 - 3.4 * len(name))
+        half = 3.4 * len(name)
+        middle = min(axis.at((began + ends) / 2), WIDTH - 6 - half)
+        middle = max(middle, free + half)  # a phase may be shorter than its name
+        free = middle + half + 4
         parts.append(text(middle, top + 11, name, "xt-tick", "middle"))
         parts.append(line(axis.at(ends), top + 2, axis.at(ends), bottom, "xt-grid"))
         began = ends

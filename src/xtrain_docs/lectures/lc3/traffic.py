@@ -13,7 +13,7 @@ from xtrain.comm.work import Work
 from ... import runs
 from ...amounts import bytes_
 from ...figures import REGISTRY
-from ...svg import document, fit, line, rect, text
+from ...svg import document, line, rect, text
 from .common import STAGES, WIDTH, Tower, Training
 from .timeline import LANES, legend
 
@@ -85,4 +85,4 @@ def step_calls(ranks: int = 4) -> str:
         words.append(f"{name} sends {total:.2f} halves of an all-reduce")
     title = "Collectives of a step by stage"
     bottom = top + 8 + high * len(STAGES)
-    return fit(document(WIDTH, bottom, parts, title, "; ".join(words)), WIDTH)
+    return document(WIDTH, bottom, parts, title, "; ".join(words))

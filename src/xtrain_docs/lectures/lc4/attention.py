@@ -7,7 +7,7 @@ from xtrain.model.parameters import placement_of
 from xtrain.tensor_parallel.rope import RopeScaling, scale_frequencies
 
 from ...figures import REGISTRY
-from ...svg import cell, document, fit, text
+from ...svg import cell, document, text
 from ...values import value
 
 WIDTH, LEFT, TOP, HIGH = 400, 62, 32, 32
@@ -53,7 +53,7 @@ def gqa_heads() -> str:
         words.append(f"rank {rank}: queries {queries}, key heads {[key]}")
     high = TOP + HIGH * RANKS
     title = "Heads in each rank's weights"
-    return fit(document(WIDTH, high, parts, title, "; ".join(words)), WIDTH)
+    return document(WIDTH, high, parts, title, "; ".join(words))
 
 
 @value

@@ -6,16 +6,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from xtrain.checkpoint import CheckpointReader, save_checkpoint
-from xtrain.comm import init_mesh
-from xtrain.model import XtrainConfig, XtrainModel
-from xtrain.zero import FullyShardedDataParallel
+from xtrain.checkpoint import CheckpointReader
+from xtrain.model import XtrainConfig
+from xtrain.plan import Layout
+from xtrain.train import save, wrapped_model
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import cell, document, fit, rect, text
+from ...svg import cell, document, rect, text
 
 WIDTH, EDGE, RANKS = 400, 36, 4
 O_PROJ = "layers.0.self_attn.o_proj.weight"
@@ -35,14 +34,9 @@ def saved_pieces(data: int, name: str) -> tuple[list[int], list[list[Any]]]:
     """The shape of a saved tensor, and its pieces: [offset, size, whose file]."""
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder)
-    mesh = init_mesh((data, RANKS // data), ("data", "tensor"))
-    bare = XtrainModel(CONFIG, mesh)
-    if data > 1:
-        group = mesh["data"].get_group()
-        fsdp = FullyShardedDataParallel(bare, group, gradient_reduction="sum")
-        path = fsdp.save_sharded(folder[0], 1, sgd(fsdp))
-    else:
-        path = save_checkpoint(folder[0], 1, bare.shards(), sgd(bare))
+    layout = Layout(data=data, tensor=RANKS // data, zero=3)
+    model = wrapped_model(CONFIG, layout)
+    path = save(folder[0], 1, model, model.optimizer(torch.optim.SGD))
     with CheckpointReader(path) as reader:
         pieces = [
             [list(box.offset), list(box.size), int(stored.file[5:10])]
@@ -54,10 +48,6 @@ def saved_pieces(data: int, name: str) -> tuple[list[int], list[list[Any]]]:
     if dist.get_rank() == 0:
         shutil.rmtree(folder[0])
     return shape, pieces
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters())
 
 
 @REGISTRY
@@ -82,4 +72,4 @@ def checkpoint_boxes() -> str:
         files = sorted({file for *_, file in pieces})
         words.append(f"{title}: {len(pieces)} pieces in the files of ranks {files}")
     title = "Pieces of a cut model's tensors"
-    return fit(document(WIDTH, int(y), parts, title, "; ".join(words)), WIDTH)
+    return document(WIDTH, y, parts, title, "; ".join(words))

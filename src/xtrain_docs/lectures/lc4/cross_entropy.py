@@ -12,7 +12,7 @@ from xtrain.tensor_parallel import vocab_parallel_cross_entropy
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import cell, document, fit, text
+from ...svg import cell, document, text
 
 WIDTH, EDGE, LEFT, CELL, WIDE, RANKS = 400, 394, 54, 50, 70, 2
 LOGITS = ((1.0, 2.0, 0.0, 3.0), (4.0, 0.0, 1.0, 0.0))
@@ -62,7 +62,7 @@ def loss_steps() -> str:
         words.append(f"token {token}: the loss is {equation}")
         y += 60
     title = "The three numbers of each token's loss"
-    return fit(document(WIDTH, int(y), parts, title, "; ".join(words)), WIDTH)
+    return document(WIDTH, y, parts, title, "; ".join(words))
 
 
 def numbers(x: float, y: float, rank: int | None, three: Sequence[float]) -> list[str]:

@@ -1,7 +1,7 @@
 """How a data-flow picture is drawn: boxes of a state, arrows between the rows."""
 
 from ...figures import REGISTRY
-from ...svg import document, fit, line, rect, text
+from ...svg import document, line, rect, text
 from .dataflow import Row, Weight, rows_of, weights_of
 
 WIDTH, BOX, EDGE = 400, 110, 6
@@ -34,8 +34,7 @@ def data_flow(module: str = "swiglu", ranks: int = 2) -> str:
         drawing.weights(weights)
     title = f"Data flow of {module.replace('_', ' ')} on {ranks} ranks"
     words = "; ".join(drawing.words)
-    chart = document(WIDTH, int(drawing.y), drawing.parts, title, words)
-    return fit(chart, WIDTH)
+    return document(WIDTH, drawing.y, drawing.parts, title, words)
 
 
 def local_shape(letters: str, state: str, ranks: int) -> str:

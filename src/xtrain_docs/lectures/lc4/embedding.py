@@ -11,7 +11,7 @@ from xtrain.tensor_parallel import VocabParallelEmbedding, embedding
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import cell, document, fit, text
+from ...svg import cell, document, text
 
 WIDTH, EDGE, LEFT, HIGH = 400, 394, 150, 32
 IDS, VOCABULARY, RANKS = (0, 3, 4, 7, 4), 8, 2
@@ -51,7 +51,7 @@ def embedding_lookup() -> str:
     parts += row(y, list(zip(owners, sums, strict=True)))
     said = "; ".join(f"id {n} is looked up by one rank" for n in dict.fromkeys(IDS))
     title = "A vocabulary-parallel lookup"
-    return fit(document(WIDTH, int(y + HIGH), parts, title, said), WIDTH)
+    return document(WIDTH, y + HIGH, parts, title, said)
 
 
 def row(y: float, cells: Sequence[tuple[int | None, str]]) -> list[str]:

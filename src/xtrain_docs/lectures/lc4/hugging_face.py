@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ...figures import REGISTRY
-from ...svg import document, fit, line, rank_key, rect, text
+from ...svg import document, line, rank_key, rect, text
 from .whole_model import RANKS, Slice, slices
 
 WIDTH, LEFT, RIGHT, LANE = 400, 118, 394, 7
@@ -28,7 +28,7 @@ def bytes_of_a_file() -> str:
         y += LANE * RANKS + 8
     words = "; ".join(f"rank {rank} reads {n} elements" for rank, n in enumerate(read))
     title = "Which bytes of a file each rank reads"
-    return fit(document(WIDTH, int(y), parts, title, words), WIDTH)
+    return document(WIDTH, y, parts, title, words)
 
 
 def ranges(shape: list[int], held: Slice) -> Iterator[tuple[int, int]]:

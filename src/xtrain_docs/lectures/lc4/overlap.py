@@ -23,7 +23,7 @@ from xtrain.tensor_parallel import functions
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import TimeAxis, document, fit, rect, text
+from ...svg import TimeAxis, document, rect, text
 from ...values import value
 
 Span = list[Any]
@@ -190,7 +190,7 @@ def chart(
                 parts.append(text(middle, top + 14, name, "xt-label", "middle"))
     bottom = 36 + HIGH * len(rows)
     parts += [axis.base(bottom), *axis.ends(bottom + 15)]
-    return fit(document(WIDTH, bottom + 22, parts, title, words), WIDTH)
+    return document(WIDTH, bottom + 22, parts, title, words)
 
 
 @value

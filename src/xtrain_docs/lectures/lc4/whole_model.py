@@ -4,7 +4,7 @@ from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.model.parameters import placement_of
 
 from ...figures import REGISTRY
-from ...svg import document, fit, rank_key, rect, text
+from ...svg import document, rank_key, rect, text
 
 WIDTH, RANKS = 400, 4
 SCALE, AT = 7, 150  # pixels an element; where the matrices begin
@@ -56,4 +56,4 @@ def slices_of_a_model() -> str:
         words.append(f"{name}: {said}")
         y += max(rows * SCALE, 14) + 10
     title = "Which slice of each weight a rank holds"
-    return fit(document(WIDTH, int(y), parts, title, "; ".join(words)), WIDTH)
+    return document(WIDTH, y, parts, title, "; ".join(words))

@@ -9,12 +9,9 @@ import torch.distributed as dist
 
 from xtrain.comm import CommLedger, init_mesh
 from xtrain.comm.collective_choice import RING
-from xtrain.data_parallel import DistributedDataParallel
 from xtrain.model import XtrainConfig, XtrainModel
-from xtrain.model.layer import DecoderLayer
-from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
 from xtrain.schedules import SCHEDULES, render_svg, simulate, with_reductions
-from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
+from xtrain.train import accumulate, wrap
 
 from ... import runs
 from ...figures import REGISTRY
@@ -45,30 +42,31 @@ def when_stages_reduce(name: str, ranks: int = 4, micro_batches: int = 6) -> str
 def sent(wrapper: str, micro_batches: int) -> dict[str, int]:
     """Bytes that this rank sends over its data ranks in a second step of 1F1B.
 
-    In `runner.step` and in `optimizer.step`, beside those of its stage's weights and of
+    In `accumulate` and in `optimizer.step`, beside those of its stage's weights and of
     what is in no decoder layer.
     """
     mesh = init_mesh((RANKS // DATA, DATA), ("pipeline", "data"))
-    pipeline, data = (mesh[axis].get_group() for axis in ("pipeline", "data"))
-    schedule = SCHEDULES["one_f_one_b"](pipeline.size(), micro_batches)
+    schedule = SCHEDULES["one_f_one_b"](RANKS // DATA, micro_batches)
     config = XtrainConfig(
         vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=6,
         num_attention_heads=4,
     )  # fmt: skip
-    (stage,) = XtrainModel.stages(config, mesh, schedule)
-    loss_fn = stage.module.loss_fn
-    sizes = {name: p.nbytes for name, p in stage.module.named_parameters()}
-    optimizer = wrapped(stage, wrapper, data)
-    runner = PipelineRunner(stage, schedule, loss_fn, pipeline, data_group=data)
+    stages = XtrainModel.stages(config, mesh, schedule)
+    sizes = {name: p.nbytes for name, p in stages[0].module.named_parameters()}
+    kind, _, kept = wrapper.replace("zero ", "zero").partition(" ")
+    options: dict[str, Any] = {"reshard_after_forward": False} if kept else {}
+    options["collectives"] = RING  # whose messages a ledger sees
+    model = wrap(stages, mesh, kind, schedule=schedule, **options)
+    optimizer = model.optimizer(groups=[{"params": list(model.parameters())}])
     rows = torch.ones(ROWS * micro_batches, SEQUENCE, dtype=torch.long)
-    runner.step(rows, rows)  # shapes are agreed on here
+    accumulate(model, rows, rows)  # shapes are agreed on here
     optimizer.step()
     optimizer.zero_grad()
     with CommLedger() as in_step:
-        runner.step(rows, rows)
+        accumulate(model, rows, rows)
     with CommLedger() as in_update:
         optimizer.step()
-    peers = set(dist.get_process_group_ranks(data))
+    peers = set(dist.get_process_group_ranks(mesh["data"].get_group()))
     over_data = [
         sum(
             e.nbytes or 0 for e in ledger.events if e.kind == "send" and e.peer in peers
@@ -78,33 +76,6 @@ def sent(wrapper: str, micro_batches: int) -> dict[str, int]:
     root = sum(n for name, n in sizes.items() if not name.startswith("layers."))
     found = (sum(sizes.values()), root, *over_data)
     return dict(zip(("weights", "root", "step", "update"), found, strict=True))
-
-
-def wrapped(
-    stage: PipelineStage, wrapper: str, data: dist.ProcessGroup
-) -> torch.optim.Optimizer:
-    """Put a wrapper around a stage; the optimizer that steps it."""
-    options: dict[str, Any] = {
-        "process_group": data,
-        "gradient_reduction": "sum",
-        "collectives": RING,  # whose messages a ledger sees
-    }
-    if wrapper.startswith("zero"):
-        optimizer = ZeroOptimizer(
-            list(stage.parameters()), torch.optim.AdamW, int(wrapper[-1]), **options
-        )
-        stage.reduction = optimizer
-        return optimizer
-    if wrapper == "ddp":
-        stage.module = DistributedDataParallel(stage.module, **options)
-    else:
-        stage.module = FullyShardedDataParallel(
-            stage.module,
-            blocks=[DecoderLayer],
-            reshard_after_forward=wrapper == "fsdp",
-            **options,
-        )
-    return torch.optim.AdamW(list(stage.parameters()))
 
 
 def of_first_stage(wrapper: str, micro_batches: int) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from xtrain.schedules import with_messages, with_reductions
 
 from ...figures import REGISTRY
-from ...svg import cell, document, fit, line, text
+from ...svg import cell, document, line, text
 from .common import TITLES, made
 
 WIDTH, LANE, APART, TOP, CELL = 390, 84, 68, 30, 20
@@ -66,7 +66,7 @@ def runner_executed(
         "the columns the messages, from a send to its receive."
     )
     title = f"What {ranks} ranks execute in a step of {TITLES[name]}"
-    return fit(document(WIDTH, high, parts, title, words), WIDTH)
+    return document(WIDTH, high, parts, title, words)
 
 
 def left(rank: int) -> float:

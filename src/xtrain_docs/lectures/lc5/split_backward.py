@@ -14,7 +14,7 @@ from xtrain.plan import ModelShape, layer_activations
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import document, fit, rect, text
+from ...svg import document, rect, text
 from ...values import value
 
 BATCH, SEQUENCE = 2, 48
@@ -111,7 +111,7 @@ def split_matmuls() -> str:
     )
     high = TOP + ROW * (len(LINEARS) + 1) + 6
     title = "Matmuls of a decoder layer in the three parts"
-    return fit(document(WIDTH, high, parts, title, words), WIDTH)
+    return document(WIDTH, high, parts, title, words)
 
 
 @value

@@ -14,7 +14,7 @@ from xtrain.schedules import SCHEDULES, Timeline, simulate
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import document, fit, line, rect, text
+from ...svg import document, line, rect, text
 from ...values import value
 from .common import TITLES
 
@@ -76,7 +76,7 @@ def stages_of_a_model() -> str:
             y += 22
         y += 8
     title = "Virtual stages of one model over four ranks"
-    return fit(document(WIDTH, int(y), parts, title, "; ".join(words)), WIDTH)
+    return document(WIDTH, y, parts, title, "; ".join(words))
 
 
 def edges(costs: list[int]) -> list[float]:

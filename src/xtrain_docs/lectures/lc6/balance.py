@@ -9,7 +9,7 @@ from xtrain.context_parallel.block_attention import TILES
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import cell, document, fit, rect, text
+from ...svg import cell, document, rect, text
 from ...values import value
 
 WIDTH, RANKS, TOKENS = 390, 4, 16
@@ -94,7 +94,7 @@ def causal_work() -> str:
         y += HIGH + 26
     title = f"Causal work of {TOKENS} tokens on {RANKS} ranks"
     words = "Pairs of a query and a key, counted by rank and step, for three balances"
-    return fit(document(WIDTH, int(y - 20), parts, title, words), WIDTH)
+    return document(WIDTH, y - 20, parts, title, words)
 
 
 @REGISTRY
@@ -116,4 +116,4 @@ def who_computes(balance: str) -> str:
             )  # fmt: skip
     title = f"Who computes which pair, {TOKENS} tokens on {RANKS} ranks, {balance}"
     high = int(top + edge * TOKENS + 6)
-    return fit(document(WIDTH, high, parts, title, "Each pair of a causal mask"), WIDTH)
+    return document(WIDTH, high, parts, title, "Each pair of a causal mask")

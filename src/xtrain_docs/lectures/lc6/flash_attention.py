@@ -8,7 +8,7 @@ from xtrain.context_parallel import flash, flash_attention_forward
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import cell, document, fit, rect, text
+from ...svg import cell, document, rect, text
 
 WIDTH, LENGTH, FAR = 400, 1100, 1 << 20
 
@@ -25,11 +25,11 @@ def tiles() -> list[list[int]]:
     found: list[list[int]] = []
     softmax_block = flash.softmax_block
 
-    def noted(scores, values):
+    def noted(scores, values, *more):
         rows, columns = scores.shape[-2:]
         key, query = divmod(int(scores[..., -1, 0].item()), FAR)
         found.append([query + 1 - rows, rows, key, columns])
-        return softmax_block(scores, values)
+        return softmax_block(scores, values, *more)
 
     with mock.patch.object(flash, "softmax_block", noted):
         flash_attention_forward(q, k, q, True, 1.0)
@@ -66,4 +66,4 @@ def flash_tiles() -> str:
     title = "Tiles of a causal matrix of scores, numbered in the order of the run"
     words = f"{len(order)} tiles of {len(edges) ** 2} were computed"
     height = int(top + LENGTH * scale + 8)
-    return fit(document(WIDTH, height, parts, title, words), WIDTH)
+    return document(WIDTH, height, parts, title, words)

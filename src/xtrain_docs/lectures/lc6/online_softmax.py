@@ -6,7 +6,7 @@ from xtrain.context_parallel import online_softmax
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import document, fit, line, rect, text
+from ...svg import document, line, rect, text
 
 SCORES = [[1.0, 0.0, 2.0], [3.0, 1.0, 2.0], [0.0, 4.0, 2.0]]
 """Of one query, in three blocks of keys; each brings a larger score."""
@@ -58,4 +58,4 @@ def softmax_weights() -> str:
         words.append(", ".join(f"{weight:.3f}" for weight in weights))
     title = "Weights of nine keys after each of three blocks"
     height = int(54 + len(found) * (HIGH + 58) - 30)
-    return fit(document(WIDTH, height, parts, title, "; ".join(words)), WIDTH)
+    return document(WIDTH, height, parts, title, "; ".join(words))

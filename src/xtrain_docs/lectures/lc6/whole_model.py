@@ -8,7 +8,7 @@ from xtrain.model import XtrainConfig, XtrainModel
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import document, fit, rank_key, rect, text
+from ...svg import document, rank_key, rect, text
 
 BALANCES = ("none", "striped", "zigzag")
 RANKS, TOKENS = 4, 16
@@ -48,4 +48,4 @@ def tokens_of_context_ranks() -> str:
         words.append(f"{balance}: rank 0 has {found[0]}")
         y += 52
     title = "Which tokens of a sequence each context rank has"
-    return fit(document(WIDTH, y, parts, title, "; ".join(words)), WIDTH)
+    return document(WIDTH, y, parts, title, "; ".join(words))

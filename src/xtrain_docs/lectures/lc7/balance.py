@@ -17,7 +17,7 @@ from xtrain.expert_parallel import MoE
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import document, fit, rect, text
+from ...svg import document, rect, text
 from ...values import value
 
 EXPERTS, HIDDEN, INNER, CLUSTERS = 8, 16, 16, 16
@@ -187,4 +187,4 @@ def bands(
             y += 14
         y += 10
         words.append(f"{WAYS[way]}: loads {loads}")
-    return fit(document(WIDTH, int(y), parts, title, "; ".join(words)), WIDTH)
+    return document(WIDTH, y, parts, title, "; ".join(words))

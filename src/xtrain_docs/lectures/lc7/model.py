@@ -9,7 +9,7 @@ from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.model.parameters import is_of_experts, is_summed_over, placement_of
 
 from ...figures import REGISTRY
-from ...svg import Axis, bar_chart, fit
+from ...svg import Axis, bar_chart
 from ...values import value
 
 CONFIG = XtrainConfig(
@@ -61,4 +61,4 @@ def expert_model_shares() -> str:
         bars[layout] = {"experts": float(experts), "all else": float(others)}
     axis = Axis("parameters of a rank", format=lambda n: f"{n / 1000:g} k")
     title = "What a rank holds of a small model with eight experts a layer"
-    return fit(bar_chart(bars, axis, title, width=400), 400)
+    return bar_chart(bars, axis, title, width=400)

@@ -9,7 +9,7 @@ from xtrain.expert_parallel.routing import sort_copies
 
 from ... import runs
 from ...figures import REGISTRY
-from ...svg import cell, document, fit, line, text
+from ...svg import cell, document, line, text
 from ...values import value
 
 TOKENS, EXPERTS, TOP_K = 8, 4, 2
@@ -70,4 +70,4 @@ def sorted_copies() -> str:
         x = end + APART
     title = f"{TOKENS} tokens and their copies, sorted by expert"
     words = f"Rows of the experts: {found['counts']}"
-    return fit(document(WIDTH, 146, parts, title, words), WIDTH)
+    return document(WIDTH, 146, parts, title, words)

@@ -24,7 +24,7 @@ from xtrain.expert_parallel.overlap_chunks import ForwardChunks
 from ... import runs
 from ...downloads import trace_link
 from ...figures import REGISTRY
-from ...svg import TimeAxis, document, fit, rect, text
+from ...svg import TimeAxis, document, rect, text
 from ...values import value
 
 HIDDEN, INNER, EXPERTS, TOP_K, TOKENS = 16, 8, 8, 2, 32
@@ -185,7 +185,7 @@ def timeline(kind: str, name: str, title: str) -> str:
     bottom = TOP + HIGH * len(found) - 14
     parts += [axis.base(bottom), *axis.ends(bottom + 15)]
     words = "Overlapped, each message is under way while another micro-batch computes."
-    drawing = fit(document(WIDTH, bottom + 22, parts, title, words), WIDTH)
+    drawing = document(WIDTH, bottom + 22, parts, title, words)
     return drawing + trace_link(chrome_events(found), f"{kind}.json")
 
 

@@ -6,7 +6,7 @@ from xtrain.expert_parallel.expert_placement import ExpertPlacement, plan_placem
 
 from ...amounts import times
 from ...figures import REGISTRY
-from ...svg import document, fit, line, rect, text
+from ...svg import document, line, rect, text
 from ...values import value
 from .balance import EXPERTS, told
 
@@ -69,7 +69,7 @@ def expert_placements(way: str = "none") -> str:
         words.append(f"{name}: {plan.experts}")
         y += 12
     title = "Copies that each rank computes, by placement"
-    return fit(document(WIDTH, int(y), parts, title, "; ".join(words)), WIDTH)
+    return document(WIDTH, y, parts, title, "; ".join(words))
 
 
 def beside_line(x: float, wide: float, line: float, room: float = 7.0) -> float:

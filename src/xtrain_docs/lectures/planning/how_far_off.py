@@ -12,7 +12,7 @@ from xtrain.plan.time_constants import FITTED
 
 from ... import config
 from ...figures import REGISTRY as FIGURES
-from ...svg import Axis, fit
+from ...svg import Axis
 from ...svg.keys import legend
 from ...svg.lines import Frame
 from ...svg.shapes import document, line, number, text
@@ -246,7 +246,7 @@ def off_plot() -> str:
     for known, part in ((True, parts()[0]), (False, parts()[1])):
         for run in part:
             drawn.append(dot(frame, run, known))
-    return fit(document(WIDTH, HEIGHT, drawn, title, "Estimates of all runs."), WIDTH)
+    return document(WIDTH, HEIGHT, drawn, title, "Estimates of all runs.")
 
 
 def dot(frame: Frame, run: Run, fitted: bool) -> str:

@@ -18,7 +18,7 @@ from xtrain.plan import (
 
 from ...amounts import GiB, number
 from ...figures import REGISTRY as FIGURES
-from ...svg import Axis, bar_chart, fit
+from ...svg import Axis, bar_chart
 from ...values import VALUES, value
 from .common import SEQUENCE
 
@@ -76,7 +76,7 @@ def fit_70b_memory(recipe: str = "megatron18") -> str:
         for zero in (0, 1)
         for way in ("none", "full")
     }
-    drawing = bar_chart(
+    return bar_chart(
         bars,
         Axis("GiB on a device", "linear", lambda gib: f"{gib:.0f}", low=0.0),
         f"{MODEL} as TP8 PP2 DP4, {SEQUENCE} tokens, by stage and recomputation",
@@ -84,7 +84,6 @@ def fit_70b_memory(recipe: str = "megatron18") -> str:
         reference=(USABLE / GiB, "usable"),
         width=WIDTH,
     )
-    return fit(drawing, WIDTH)
 
 
 @value

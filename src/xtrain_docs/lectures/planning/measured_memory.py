@@ -8,6 +8,7 @@ of steps, one number a tensor, is left out.
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -16,11 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from xtrain.comm import init_mesh
-from xtrain.data_parallel import DistributedDataParallel
-from xtrain.model import XtrainConfig, XtrainModel
-from xtrain.model.layer import DecoderLayer
-from xtrain.pipeline_parallel import PipelineRunner
+from xtrain.model import XtrainConfig
 from xtrain.plan import (
     DeviceMemory,
     Layout,
@@ -31,13 +28,8 @@ from xtrain.plan import (
     held_micro_batches,
     memory_per_device,
 )
-from xtrain.schedules import one_f_one_b
-from xtrain.zero import (
-    AdamW,
-    FullyShardedDataParallel,
-    MixedPrecisionOptimizer,
-    ZeroOptimizer,
-)
+from xtrain.train import wrapped_model
+from xtrain.zero import AdamW, MixedPrecisionOptimizer
 
 from ... import runs
 from ...values import value
@@ -149,56 +141,25 @@ class Training:
 
     def __init__(self, case: Case):
         torch.manual_seed(0)
-        sizes = case.mesh
-        mesh: Any = init_mesh(tuple(sizes.values()), tuple(sizes)) if sizes else None
-        data = [axis for axis in ("data", "expert_data") if axis in sizes]
-        self.summed = tuple(data) if case.wrapper else ()
-        options: dict[str, Any] = {"gradient_reduction": "sum"}
-        if data:
-            options["process_group"] = mesh[data[0]].get_group()
-        config = XtrainConfig(**case.sizes)
         dtype = torch.bfloat16 if case.bf16 else torch.float32
-        if case.size("pipeline") > 1:
-            schedule = one_f_one_b(case.size("pipeline"), MICRO_BATCHES)
-            (stage,) = XtrainModel.stages(config, mesh, schedule, dtype=dtype)
-            self.bare: Any = stage.module
-        else:
-            self.bare = XtrainModel(
-                config, mesh, sequence_parallel=case.sequence_parallel, dtype=dtype
-            )
-        self.model: Any = self.bare
-        if case.wrapper == "ddp":
-            self.model = DistributedDataParallel(self.bare, **options)
-        elif case.wrapper == "fsdp":
-            self.model = FullyShardedDataParallel(
-                self.bare, blocks=[DecoderLayer], **options
-            )
-        self.optimizer: Any
-        parameters = list(self.model.parameters())
+        config = XtrainConfig(**case.sizes)
+        self.model = wrapped_model(config, case.layout, dtype=dtype)
+        kind: Any = partial(MixedPrecisionOptimizer, optimizer_class=AdamW)
         if case.wrapper.startswith("zero"):
-            zero = int(case.wrapper[-1])
-            self.optimizer = ZeroOptimizer(
-                parameters, AdamW, stage=zero, lr=1e-3, **options
-            )
-        else:
-            self.optimizer = MixedPrecisionOptimizer(parameters, AdamW, lr=1e-3)
-        self.runner: PipelineRunner | None = None
-        if case.size("pipeline") > 1:
-            stage.reduction = self.optimizer if case.wrapper else None
-            self.runner = PipelineRunner(
-                [stage], schedule, self.bare.loss_fn, mesh["pipeline"].get_group(),
-                data_group=options.get("process_group"),
-            )  # fmt: skip
+            kind = AdamW
+        groups = [{"params": list(self.model.parameters())}]
+        self.optimizer: Any = self.model.optimizer(kind, groups, lr=1e-3)
 
     def backward(self) -> None:
         """Forward, backward and the sums of gradients of a step."""
-        rows = BATCH * (MICRO_BATCHES if self.runner else 1)
+        rows = BATCH * (1 if self.model.is_whole else MICRO_BATCHES)
         tokens = torch.randint(0, SIZES["vocab_size"], (rows, TOKENS))
-        if self.runner:
-            self.runner.step(tokens, tokens)
-        else:
+        if self.model.is_whole:
             self.model(tokens, tokens).backward()
-            self.bare.sync_gradients(skip=self.summed)
+        else:
+            self.model.runner().step(tokens, tokens)
+        for part in self.model.parts:
+            part.sync_gradients()
 
     def states(self) -> dict[str, int]:
         """Bytes of weights, gradients, and the optimizer's state."""
@@ -217,7 +178,7 @@ class Training:
 
     def gathered(self) -> list[Tensor]:
         """FSDP's buffers of whole weights: without memory, once backward is over."""
-        units = getattr(self.model, "units", ())
+        units = getattr(self.model.stages[0].module, "units", ())
         return [group.full for unit in units for group in unit.flat_groups]
 
 

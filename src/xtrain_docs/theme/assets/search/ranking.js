@@ -22,6 +22,7 @@ class Ranking {
   constructor({ pages, rooms, synonyms }) {
     this.pages = pages;
     this.rooms = rooms;
+    for (const page of pages) writeAnchors(page.sections);
     this.sections = pages.flatMap((page, number) =>
       page.sections.map(([anchor, title, names, text, rest]) => ({ number, anchor, title, names, text, rest })),
     );
@@ -119,6 +120,17 @@ class Ranking {
         return { page, sections: own, score: this.rooms[page.room].weight * (times * pages.get(number) + score) };
       })
       .sort((a, b) => b.score - a.score);
+  }
+}
+
+// Anchors that follow from titles: "=" is the title, and "." the title inside the last
+// such one.
+function writeAnchors(sections) {
+  let outer = "";
+  for (const section of sections) {
+    const [anchor, title] = section;
+    if (anchor === "=") section[0] = outer = title;
+    else if (anchor === ".") section[0] = `${outer}.${title}`;
   }
 }
 

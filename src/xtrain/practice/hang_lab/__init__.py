@@ -1,0 +1,1 @@
+"""Twelve recorded jobs that hang, or seem to: name the rank and the call to blame."""

@@ -1,0 +1,1 @@
+"""Lecture 8: all together."""
