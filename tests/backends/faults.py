@@ -27,6 +27,16 @@ from xtrain.backends.rendezvous import Rendezvous
 from xtrain.evidence import executed
 from xtrain.testing.lifetime import die_with_parent
 
+
+def named_segments() -> list[str]:
+    """Files of a backend in shared memory, of any process on this host.
+
+    A checkpoint's writer has one, and a test beside this one may write a checkpoint.
+    """
+    names = [name for name in os.listdir("/dev/shm") if "xtrain" in name]
+    return [name for name in names if not name.startswith("xtrain-checkpoint-")]
+
+
 _FORK = multiprocessing.get_context("fork")
 
 

@@ -12,7 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.backends.faults import Ranks, here, on, only_in_a_wait, stay
+from tests.backends.faults import (
+    Ranks,
+    here,
+    named_segments,
+    on,
+    only_in_a_wait,
+    stay,
+)
 from tests.testing.processes import alive, wait_until
 from xtrain.backends.operation import Operation, Steps
 from xtrain.backends.peers import Peers
@@ -346,7 +353,7 @@ def test_destroying_a_group_leaves_nothing(backend):
             assert word[0] != "raised", word[2]
             before, after = word
             assert after == before
-    assert not [name for name in os.listdir("/dev/shm") if "xtrain" in name]
+    assert not named_segments()
 
 
 def unix_names() -> dict[str, str]:
@@ -373,7 +380,7 @@ def test_killed_ranks_leave_nothing(backend):
             rank.kill()
             rank.process.join()
     assert not theirs & {*unix_names().values()}
-    assert not [name for name in os.listdir("/dev/shm") if "xtrain" in name]
+    assert not named_segments()
 
 
 # ------------------------------------------------------------------------- small parts

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from tests.backends.faults import Ranks
+from tests.backends.faults import Ranks, named_segments
 from xtrain.backends import shared_empty
 from xtrain.backends.shared_all_reduce import IN_PLACE_BYTES
 from xtrain.backends.shared_memory import SharedMemory
@@ -234,4 +234,4 @@ def test_a_killed_rank_is_named_and_leaves_nothing():
             how, _, text = survivor.hear()
             assert how == "raised"
             assert text.startswith("rank 1 died while rank")
-    assert not [name for name in os.listdir("/dev/shm") if "xtrain" in name]
+    assert not named_segments()

@@ -21,7 +21,7 @@ from xtrain.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from xtrain.checkpoint.background import BackgroundWriter, reserve, shared_folder
+from xtrain.checkpoint.background import BackgroundWriter, reserve
 
 SYMBOLS = (
     "xtrain.checkpoint.background:BackgroundWriter",
@@ -313,8 +313,16 @@ def test_an_error_of_the_writers_is_raised_on_every_rank(world, tmp_path):
     world(2).run(taken_away, str(tmp_path / "run"))
 
 
-def test_nothing_stays_in_shared_memory():
-    before = set(Path(shared_folder()).glob("xtrain-*"))
+def come_and_go(directory: str) -> None:
+    shards, optimizer = model_of(dist.get_rank(), dist.get_world_size())
     writer = BackgroundWriter()
+    save_checkpoint(directory, 1, shards, optimizer, write=writer)
+    assert writer.shared.exists()
     writer.close()
-    assert set(Path(shared_folder()).glob("xtrain-*")) == before
+    assert not writer.shared.exists()
+
+
+@pytest.mark.verifies(*SYMBOLS)
+@pytest.mark.parametrize("size", [1, 2])
+def test_nothing_stays_in_shared_memory(world, tmp_path, size):
+    world(size).run(come_and_go, str(tmp_path))

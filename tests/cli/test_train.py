@@ -112,6 +112,10 @@ def test_print_and_help_show_every_option_and_train_nothing(recipe, capsys):
         ("--threads=1e9", "threads=1000000000 is above 1024"),
         ("--data.workers=1e6", "data: workers=1000000 is above 1024"),
         ("--global_batch=1e15", "tokens of a micro-batch=24000000000000000 is above"),
+        ("--layout.tensor=4 --model.padded_vocab_size=266", "tensor=4: give 268, or"),
+        ("--log.jsonl=/dev/null/a", "log.jsonl=/dev/null/a cannot be written: Not a"),
+        ("--ranks 8", "--ranks is an option of --dry-run"),
+        ("--steps=2 --topology=dgx_h100", "--topology is an option of --dry-run"),
         ("--dry-run --ranks=x", "argument --ranks: invalid int value: 'x'"),
     ],
 )

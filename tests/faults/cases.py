@@ -44,7 +44,6 @@ COMES_IN = {
         ("data", "forward", "backward", "optimizer"),
         "only seconds of steps are compared",
     ),
-    CUT: (PHASES[1:], "torch's store waits for its server without a limit"),
     SLOW_NETWORK: (("data",), "it stays slow in all phases that follow"),
 }
 """The phases of a fault that has not all of them, and why it has no others."""

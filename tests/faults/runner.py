@@ -52,7 +52,7 @@ class Ended:
     code: int | None
     error: str = ""
     after: float = 0.0
-    """Seconds since the fault."""
+    """Seconds since the fault; up to its last line of output if it left no more."""
     losses: tuple[float, ...] = ()
     step: int = 0
     output: str = ""
@@ -249,12 +249,11 @@ def run_ranks(
 
 def ended(folder: Path, rank: int, code: int | None) -> Ended:
     """What a rank has left."""
-    output = (folder / f"{rank}.out").read_text()
-    path = folder / f"{rank}.json"
-    if not path.exists():
-        return Ended(code, output=output)
-    found = json.loads(path.read_text())
-    fault = folder / "fault"
+    written = folder / f"{rank}.out"
+    output, path, fault = written.read_text(), folder / f"{rank}.json", folder / "fault"
+    found = {"time": written.stat().st_mtime, "error": "", "losses": [], "step": 0}
+    if path.exists():
+        found = json.loads(path.read_text())
     begun = float(fault.read_text()) if fault.exists() else found["time"]
     return Ended(
         code, found["error"], found["time"] - begun, tuple(found["losses"]),

@@ -393,7 +393,7 @@ def test_a_config_that_no_model_can_have_is_refused_at_once_by_its_field(
         began = time.monotonic()
         with pytest.raises(CheckpointError, match=said):
             load_hf(folder)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
     world(2).run(refuses_all, tmp_path)
 
 

@@ -4,10 +4,11 @@ one process, and which forward ran over which backward."""
 import pytest
 import torch
 
+from tests.devices import skip_unless_mistakes_are_told
 from tests.model.stage_training import no_loss
 from tests.model.twins import DEEPSEEK, MIXTRAL, batch_of_ranks, close, config_of
 from xtrain.cluster.per_rank import replaced
-from xtrain.comm import init_mesh
+from xtrain.comm import CommLedger, init_mesh
 from xtrain.model import XtrainModel, overlapped_layers
 from xtrain.model.layer import OverlappedDecoderLayer
 from xtrain.model.mesh_axes import batch_group
@@ -170,6 +171,29 @@ def test_with_tensor_ranks_they_train_so_too(world):
     for counted, expected, overlaps in world(8).run(*arguments):
         assert counted == expected > 0
         assert overlaps
+
+
+def under_autocast_on_one_rank() -> tuple[str, list[str]]:
+    """What is said, and which calls were made before."""
+    mesh = init_mesh((2,), ("expert",))
+    model = XtrainModel(config_of(**MIXTRAL), mesh)
+    x, low = torch.randn(2, 3, 7), mesh["expert"].get_local_rank() == 1
+    with (
+        CommLedger() as ledger,
+        torch.autocast("cpu", torch.bfloat16, enabled=low),
+        pytest.raises(ValueError, match="dtype") as caught,
+    ):
+        overlapped_layers.forward_over(model.layers, iter(()), True, x, torch.arange(3))
+    return str(caught.value), [event.op for event in ledger.events]
+
+
+@pytest.mark.verifies("xtrain.model.overlapped_layers:forward_over")
+def test_chunks_of_another_dtype_on_one_rank_are_refused_on_both(world, xtrain_worlds):
+    skip_unless_mistakes_are_told(xtrain_worlds)
+    (said, calls), other = world(2).run(under_autocast_on_one_rank)
+    assert "torch.float32" in said and "torch.bfloat16" in said
+    assert other == (said, calls)
+    assert not any("all_to_all" in call for call in calls)
 
 
 def chunks_of_recompute() -> int:

@@ -28,27 +28,21 @@ EXPERTS = replace(
     DENSE, num_local_experts=4, num_experts_per_tok=4, moe_intermediate_size=10,
     first_k_dense_replace=1,
 )  # fmt: skip
+SHARED = replace(EXPERTS, n_shared_experts=1)
 TIED = replace(DENSE, tie_word_embeddings=True)
 QWEN = replace(DENSE, qkv_bias=True, qk_norm=True)
 SEQUENCE, FLOAT, LONG, DOUBLE = 24, 4, 8, 8
 
 
-def case(shape: XtrainConfig, *, wrong: str = "", **sizes: Any) -> Any:
-    """A layout; `wrong`: what else is sent there that `besides` does not say."""
-    gap = pytest.mark.xfail(raises=AssertionError, strict=True, reason=wrong)
+def case(shape: XtrainConfig, **sizes: Any) -> Any:
+    """A layout, named by what is not its default."""
     name = " ".join(f"{name}={size}" for name, size in sizes.items())
     kind = "experts" if shape.num_local_experts else "dense"
+    kind = "shared" if shape.n_shared_experts else kind
     kind = "qwen" if shape.qk_norm else kind
-    marks = gap if wrong else ()
-    return pytest.param(shape, Layout(**sizes), marks=marks, id=f"{kind} {name}")
+    return pytest.param(shape, Layout(**sizes), id=f"{kind} {name}")
 
 
-# What the plan has other than the library, see `case`; bytes are of all ranks together.
-SEQUENCE_OF_EXPERTS = (
-    "TensorMoE cut along the sequence sums twice where layer_calls plans two scatters "
-    "and a third gather: once the activations of 3 layers, 2 groups more, 16,128 bytes "
-    "in fp32"
-)
 CASES = [
     case(DENSE, data=2),
     case(DENSE, data=3, micro_batches=2),
@@ -86,8 +80,10 @@ CASES = [
     case(DENSE, data=2, context=2),
     case(EXPERTS, data=4, expert=2),
     case(DENSE, tensor=4, sequence_parallel=True, zero=1, data=2, micro_batches=2),
-    case(EXPERTS, data=2, expert=2, tensor=2, sequence_parallel=True,
-         wrong=SEQUENCE_OF_EXPERTS),
+    case(EXPERTS, data=2, expert=2, tensor=2, sequence_parallel=True),
+    case(EXPERTS, tensor=2, sequence_parallel=True, recompute="full", micro_batches=2),
+    case(SHARED, data=2, expert=2, tensor=2),
+    case(SHARED, data=2, expert=2, tensor=2, sequence_parallel=True, micro_batch=2),
     case(TIED, pipeline=2, micro_batches=2),
     case(TIED, pipeline=3, data=2, micro_batches=2),
     case(DENSE, pipeline=2, schedule="dualpipe", micro_batches=4),
@@ -98,6 +94,14 @@ CASES = [
     case(DENSE, pipeline=2, tensor=2, schedule="zb_h1", micro_batches=2),
     case(DENSE, pipeline=2, schedule="gpipe", micro_batches=2),
     case(EXPERTS, data=2, expert=2, tensor=2, recompute="full", micro_batches=2),
+    case(EXPERTS, data=2, expert=2, pipeline=2, schedule="dualpipe_v", chunks=2,
+         micro_batches=4),
+    case(SHARED, data=2, expert=2, tensor=2, pipeline=2, schedule="dualpipe",
+         micro_batches=4),
+    case(DENSE, data=2, zero=3, pipeline=2, context=2, micro_batches=2,
+         reduce_at_end=True),
+    case(DENSE, data=3, zero=3, pipeline=2, micro_batches=3, reduce_at_end=True,
+         reshard_after_forward=False),
 ]  # fmt: skip
 
 
@@ -122,6 +126,7 @@ def besides(shape: XtrainConfig, layout: Layout) -> Counter[str]:
     alike, again = layout.gpus // layout.pipeline, 1 + (layout.recompute == "full")
     twice = PLACEMENTS.get(layout.schedule) == "mirror"  # stages on two ranks
     local = SEQUENCE // context * layout.micro_batch
+    moe_layers = sum(map(shape.is_moe, range(shape.num_hidden_layers)))
 
     def sums(size: int, nbytes: int) -> int:
         """All-reduces in all groups of an axis of this size, of one pipeline rank."""
@@ -142,13 +147,15 @@ def besides(shape: XtrainConfig, layout: Layout) -> Counter[str]:
         more[GRADIENTS] += tables(batch, 1) + tables(batch, 4)
         more[GRADIENTS] += count * sums(context, FLOAT)
         # A byte for each tensor of gradients that two ranks sum, from each of them.
-        tensors = twice * (9 * shape.num_hidden_layers + 3)
+        of_experts = 1 + 3 * (shape.n_shared_experts > 0)  # more than in other layers
+        tensors = 9 * shape.num_hidden_layers + of_experts * moe_layers + 3
+        tensors *= twice
         tensors += shape.tie_word_embeddings
         more["pipeline"] += 2 * alike * tensors
     # Each attention and each exchange of experts: do all ranks make the same call?
-    layers = [shape.is_moe(layer) for layer in range(shape.num_hidden_layers)]
-    moe, digest = again * count * sum(layers), 3 * LONG
-    more[GRADIENTS] += again * count * len(layers) * sums(context, digest)
+    moe, digest = again * count * moe_layers, 3 * LONG
+    attentions = again * count * shape.num_hidden_layers
+    more[GRADIENTS] += attentions * sums(context, digest)
     more[GRADIENTS] += moe * sums(layout.expert, digest)
     # How many rows come for each expert.
     rows = (layout.expert - 1) * shape.num_local_experts * LONG
@@ -160,33 +167,39 @@ def besides(shape: XtrainConfig, layout: Layout) -> Counter[str]:
         more[GRADIENTS] += modules * sums(replicas, FLOAT)
     # Gradients of gates: each tensor rank has those of its slices of the experts.
     gates = local * shape.num_experts_per_tok * FLOAT
-    more["tensor"] += count * sum(layers) * sums(tensor, gates)
+    more["tensor"] += count * moe_layers * sums(tensor, gates)
     more.update(padding(shape, layout))
     return more
 
 
 def padding(shape: XtrainConfig, layout: Layout) -> Counter[str]:
-    """Zeros behind the shards of ZeRO, less the second gather of FSDP's root.
+    """Zeros behind the shards of ZeRO, less the later gathers of FSDP's root.
 
     Flat tensors are padded to a multiple of the ranks; embedding, norm and head, which
-    no layer holds, stay whole from forward to backward.
+    no layer holds, stay whole from forward to backward, in a pipeline to the end.
     """
     more: Counter[str] = Counter()
     axes, count = axes_of(layout), layout.micro_batches
     shards = axes.get("data") or axes["expert_data"]
     if layout.zero == 0 or shards == 1:
         return more
-    again = layout.reshard_after_forward
+    at_end = layout.zero == 1 or layout.reduce_at_end
+    scatters, gathers, of_root = 1 if at_end else count, 1, count
+    if layout.pipeline > 1:
+        of_root = 1
+    if layout.zero == 3:
+        forwards = 1 if at_end and not layout.reshard_after_forward else count
+        gathers = forwards + count * layout.reshard_after_forward
+    groups = layout.gpus // layout.pipeline // shards
     for rank in range(layout.pipeline):
         held = device_parameters(shape, layout, rank)
-        flats = [(held.total, 1 + (count if layout.zero == 2 else 1))]
+        flats = [(held.total, gathers + scatters)]
         if layout.zero == 3:
-            blocks = [(held.block, count * (2 + again))] * held.dense_layers
-            flats = [*blocks, (held.root, count * 2)]
-            left = count * again * held.root
-            more[GRADIENTS] -= left * FLOAT * (shards - 1) * layout.gpus // shards
+            blocks = [(held.block, gathers + scatters)] * held.dense_layers
+            flats = [*blocks, (held.root, of_root + scatters)]
+            left = (gathers - of_root) * held.root
+            more[GRADIENTS] -= left * FLOAT * (shards - 1) * groups
         zeros = sum(-numel % shards * times for numel, times in flats)
-        groups = layout.gpus // layout.pipeline // shards
         more[GRADIENTS] += zeros * FLOAT * (shards - 1) * groups
     return more
 

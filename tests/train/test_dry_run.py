@@ -12,11 +12,14 @@ from xtrain.cluster import VirtualCluster, dgx_h100, now
 from xtrain.plan import Layout
 from xtrain.train import dry_run as module
 from xtrain.train import wrapped_model
+from xtrain.train.batches import Batch
 from xtrain.train.dry_run import DryRun, Hangs, bytes_sent, dry_run
 from xtrain.train.dry_run_table import planned
+from xtrain.train.optimizers import make_optimizer
 from xtrain.train.recipe import Recipe
+from xtrain.train.recipe_parts import OptimizerSpec
 from xtrain.train.recipes import dense_bytes, tiny_experts
-from xtrain.train.steps import accumulate
+from xtrain.train.steps import accumulate, train_step
 
 RUN = "xtrain.train.dry_run:dry_run"
 SHORT = 12  # tokens a context rank and more
@@ -67,6 +70,36 @@ def test_one_rank_of_each_class_stands_for_all(layout):
 ], ids=str)  # fmt: skip
 def test_so_it_is_with_experts(layout):
     compare(*of_both(recipe_of(layout, experts=True)))
+
+
+@pytest.mark.verifies(RUN)
+@pytest.mark.parametrize("layout", [
+    Layout(data=3), Layout(data=3, zero=3), Layout(data=2, tensor=2, zero=2),
+], ids=str)  # fmt: skip
+def test_all_ranks_run_where_muon_deals_them_matrices(layout):
+    """They send what real tensors do; momentum is half of AdamW's moments."""
+    recipe, bare = recipe_of(layout), partial(dry_run, ranks=layout.gpus)
+    adamw, recipe = bare(recipe), replace(recipe, optimizer=OptimizerSpec(kind="muon"))
+    found = bare(recipe)
+    assert list(found.executed) == list(range(layout.gpus))
+    assert found.memory["optimizer state"] < adamw.memory["optimizer state"]
+    cluster = VirtualCluster(layout.gpus, dgx_h100(1), record=True)
+    begin = cluster.run(real_update, recipe)[0]
+    sent = bytes_sent(cluster.record, found.busiest, begin, layout)
+    assert found.sent == pytest.approx(sent, rel=2e-3)
+
+
+def real_update(recipe: Recipe) -> float:
+    """Of real tensors, the second; when it began."""
+    model = wrapped_model(recipe.config, recipe.layout, sequence=recipe.data.sequence)
+    optimizer = make_optimizer(model, recipe.optimizer)
+    share = recipe.batch // recipe.layout.data
+    tokens = torch.randint(0, 257, (share, recipe.data.sequence))
+    for _ in range(2):
+        dist.barrier()
+        begin = now()
+        train_step(model, optimizer, Batch(tokens, tokens, None, 0), recipe)
+    return begin
 
 
 @pytest.mark.verifies(RUN)
@@ -185,6 +218,9 @@ def test_links_that_ranks_share_need_all_ranks():
         dry_run(recipe_of(Layout(data=128)), 128, tree)
     with pytest.raises(ValueError, match="replicate=2 .* all 128 would be"):
         dry_run(recipe_of(Layout(data=128, zero=3, replicate=2)), 128)
+    muon = replace(recipe_of(Layout(data=128)), optimizer=OptimizerSpec(kind="muon"))
+    with pytest.raises(ValueError, match="kind=muon deals .* all 128 would be"):
+        dry_run(muon, 128)
     assert len(dry_run(recipe_of(Layout(data=2)), 2, "fat_tree").executed) == 2
     hybrid = Layout(data=4, zero=3, replicate=2)
     assert len(dry_run(recipe_of(hybrid), 4).executed) == 4

@@ -349,7 +349,7 @@ def test_what_does_not_fit_is_refused_on_every_rank_before_a_step(
         ({}, {"data": text}, r"tokenizer.json has 31 ids, .*vocabulary of 25"),
         ({"save_hf": str(tmp_path / "full")}, {}, "full has mine, which this run"),
         ({"save_hf": str(source)}, {}, "in is what the run begins with"),
-        ({"save_hf": str(begun("tied") / "in")}, {}, "has generation_config.json, w"),
+        ({"save_hf": str(begun("tied") / "in")}, {}, "tie_word_embeddings=True, the"),
         ({"save_hf": str(tmp_path / "tied")}, {}, r"tie_word_embeddings=True, the rec"),
         ({"save_hf": str(tmp_path / "half")}, {}, "half: .*config.json cannot be read"),
         ({"save_hf": str(tmp_path / "file")}, {}, "file cannot be written"),
@@ -375,6 +375,38 @@ def test_an_earlier_runs_files_are_replaced_by_the_next(world, begun, tmp_path):
     assert not all(map(torch.equal, first.values(), last.values()))
     assert sorted(path.name for path in out.rglob("*")) == names
     assert (out / "LICENSE").read_text() == EXTRAS["LICENSE"]
+
+
+@pytest.mark.verifies(SAVE, f"{END}keep_added", f"{END}check_target")
+def test_a_tokenizer_that_was_added_to_an_earlier_runs_files_stays(
+    world, begun, tmp_path
+):
+    """Before the first run too. What is no part of a model is refused as before; a file
+    of the run wins."""
+    out, names = tmp_path / "out", ("tokenizer.json", "vocab.txt", "README.md")
+    made = changed(recipe(begun("llama")), {"checkpoint": {"load_hf": None}})
+    out.mkdir()
+    for name in names:
+        (out / name).write_text(f"my {name}")
+    first = trained(world, dataclasses.replace(made, steps=1), out, load_hf=None)
+    assert (out / names[0]).read_text() == f"my {names[0]}"
+    (out / "README.md").chmod(0o600)
+    with_extras(begun("llama"), tmp_path / "in")
+    made = changed(made, {"layout": {"tensor": 2}})
+    last = trained(world, made, out, load_hf=str(tmp_path / "in"))
+    assert not all(map(torch.equal, first.values(), last.values()))
+    assert "Whitespace" in (out / names[0]).read_text()
+    assert [(out / name).read_text() for name in names[1:]] == [
+        f"my {name}" for name in names[1:]
+    ]
+    assert (out / "README.md").stat().st_mode & 0o777 == 0o600
+    for foreign in ("notes.json", "mine/tokenizer.json", "tokenizer.json.bak"):
+        (out / foreign).parent.mkdir(exist_ok=True)
+        (out / foreign).write_text("")
+        kept = {"load_hf": str(tmp_path / "in"), "save_hf": str(out)}
+        again = changed(made, {"checkpoint": kept})
+        world(2).run(refuses, again, ValueError, f"out has {foreign}, which this run")
+        (out / foreign).unlink()
 
 
 @pytest.mark.verifies(f"{END}put_in_place", f"{END}exchange")

@@ -20,7 +20,10 @@ from xtrain.train.steps import accumulate, clip_grad_norm
 
 SPEC = OptimizerSpec(kind="muon", lr=0.02, ns_dtype="float32", eps=1e-3)
 STEPS, DIGITS = 4, 1e-5  # products of Newton-Schulz are in fp32
-SYMBOLS = ("xtrain.train.optimizers:make_optimizer", "xtrain.train.optimizers:Together")
+SYMBOLS = (
+    "xtrain.train.optimizers:make_optimizer",
+    "xtrain.train.optimizers:MuonAndAdamW",
+)
 LAYOUTS = [
     Layout(data=2, micro_batches=2),
     Layout(data=3, zero=3),

@@ -11,12 +11,20 @@ import pytest
 import torch
 
 from tests.model.twins import config_of
+from xtrain.checkpoint import latest
 from xtrain.cluster import VirtualCluster
 from xtrain.model import XtrainModel
 from xtrain.plan import Layout
 from xtrain.train.processes import ranks
 from xtrain.train.recipe import Recipe
-from xtrain.train.recipe_parts import Checkpoint, Data, Evaluate, Log, SampleSpec
+from xtrain.train.recipe_parts import (
+    Checkpoint,
+    Data,
+    Evaluate,
+    Log,
+    OptimizerSpec,
+    SampleSpec,
+)
 from xtrain.train.run import TrainingRun, train
 from xtrain.train.sampling import generate
 from xtrain.train.sources import samples_of
@@ -143,6 +151,42 @@ def test_the_last_checkpoints_are_kept(text, tmp_path):
     ]
     saved = json.loads((tmp_path / "recipe.json").read_text())
     assert saved["recipe"]["steps"] == 5
+    again = kept(tmp_path, every=1, keep=1, resume=None)  # below the first run's
+    train(recipe(text, steps=3, checkpoint=again))
+    names = sorted(p.name[-1] for p in tmp_path.glob("step-*"))
+    assert names == ["3", "4", "5"] and latest(tmp_path).name == "step-00000003"
+
+
+def with_other_options(made: Recipe, spec: OptimizerSpec) -> list[float]:
+    """Losses of a run whose optimizer has the options of `spec` after two steps."""
+    run = TrainingRun(made, torch.device("cpu"))
+    for step in range(made.steps):
+        if step == 2:
+            for group, decay in zip(
+                run.optimizer.param_groups, (spec.weight_decay, 0), strict=True
+            ):
+                group.update(betas=spec.betas, eps=spec.eps, weight_decay=decay)
+        run.result.losses.append(run.train_step(next(run.batches))[0])
+        run.step += 1
+    run.close()
+    return run.result.losses
+
+
+@pytest.mark.verifies(*RUN, "xtrain.train.saving:Saving")
+@pytest.mark.parametrize(
+    "layout", [Layout(), Layout(data=2, zero=1), Layout(data=2, zero=3)], ids=str
+)
+def test_a_run_that_goes_on_has_its_own_options_of_the_optimizer(
+    world, text, tmp_path, layout
+):
+    spec = OptimizerSpec(weight_decay=9.0, betas=(0.5, 0.6), eps=0.1)
+    first = recipe(text, steps=4, layout=layout)
+    (expected, *_) = world(1).run(with_other_options, recipe(text, steps=4), spec)
+    saves = dataclasses.replace(first, checkpoint=kept(tmp_path, every=2))
+    world(layout.gpus).run(up_to, saves, 2)
+    again = dataclasses.replace(saves, optimizer=spec)
+    for losses, _ in world(layout.gpus).run(curve, again):
+        assert close(losses, expected[2:])
 
 
 def resumed(made: Recipe) -> str:

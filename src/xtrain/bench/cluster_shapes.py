@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
 
 from xtrain.bench.machine import describe, versions
 from xtrain.cluster import VirtualCluster, dgx_h100
@@ -26,6 +25,7 @@ from xtrain.model import XtrainConfig, XtrainModel, batch_group
 from xtrain.model.layer import DecoderLayer
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import one_f_one_b
+from xtrain.train.dry_run_shapes import flash
 from xtrain.zero import FullyShardedDataParallel
 
 SEQUENCE = 4096
@@ -71,16 +71,6 @@ PROGRAMS = {
         MIXTRAL_8X7B, pipeline=16, expert=4, micro_batches=16, symmetry=False
     ),
 }
-
-
-def flash(
-    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, **ignored: Any
-) -> Tensor:
-    """Attention in blocks; on meta `scaled_dot_product_attention` keeps all scores."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return fused(query, key, value, 0.0, is_causal)[0]
 
 
 def sharded(program: Program) -> None:

@@ -59,7 +59,9 @@ class BackgroundWriter:
         self.group, self.seconds = group, seconds
         self.process: subprocess.Popen[bytes] | None = None
         self.buffer: Tensor | None = None
-        self.shared = Path(shared_folder()) / f"xtrain-{secrets.token_hex(8)}"
+        self.shared = (
+            Path(shared_folder()) / f"xtrain-checkpoint-{secrets.token_hex(8)}"
+        )
         self.under_way: int | None = None
 
     def __call__(

@@ -38,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(name)
     given = options_for(recipe, options_given(recipe, words))
     recipe = changed(recipe, nested(given))
+    check_rows(options_given(recipe, words), recipe.layout.tensor)
     if asked and asked[0] != "--print":
         print(f"usage: xtrain train [RECIPE] [--NAME=VALUE ...] [--print]\n\n{ABOUT}")
         print(help_text(recipe), end="")
@@ -66,17 +67,34 @@ def run(arguments: argparse.Namespace) -> int:
     return STATUS if result.stopped else 0
 
 
+def check_rows(given: dict[str, Any], ranks: int) -> None:
+    """ValueError for rows of the vocabulary that tensor ranks cannot share."""
+    rows = given.get("model.padded_vocab_size")
+    if rows and rows % ranks:
+        raise ValueError(
+            f"--model.padded_vocab_size={rows} is not divisible by layout.tensor="
+            f"{ranks}: give {-(-rows // ranks) * ranks}, or leave it out"
+        )
+
+
 def dry_options(words: list[str]) -> tuple[argparse.Namespace | None, list[str]]:
-    """What `--dry-run` takes, None without it, and the other words."""
-    if "--dry-run" not in words:
-        return None, list(words)
+    """What `--dry-run` takes, None without it, and the other words.
+
+    ValueError for one of its options without it.
+    """
     parser = Parser(prog="xtrain train", add_help=False, allow_abbrev=False)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--topology", default="dgx_h100")
     parser.add_argument("--gpu")
     parser.add_argument("--every-rank", action="store_true")
-    return parser.parse_known_args(words)
+    found, rest = parser.parse_known_args(words)
+    if found.dry_run:
+        return found, rest
+    for word in words:
+        if word.startswith("--") and word != "--" and word not in rest:
+            raise ValueError(f"{word.partition('=')[0]} is an option of --dry-run")
+    return None, list(words)
 
 
 def show_dry_run(recipe: Any, options: argparse.Namespace) -> int:

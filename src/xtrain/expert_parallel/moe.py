@@ -74,24 +74,26 @@ class MoE(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """[..., H] in and out; `mask` [...] is False for padding, whose output is that
         of the shared expert alone."""
-        x_TH = x.flatten(0, -2)
         mask_T = None if mask is None else mask.flatten()
-        y_TH = self.routed(x_TH, self.router(x_TH, mask_T))
+        routing = self.router(x.flatten(0, -2), mask_T)
+        x, routing = self.before_experts(x, routing)
+        x_TH = x.flatten(0, -2)
+        y_TH = self.routed(x_TH, routing)
         if self.shared is not None:
             y_TH = y_TH + self.shared(x_TH)
-        return y_TH.view(x.shape)
+        return self.after_experts(y_TH.view(x.shape))
 
     def routed(self, x_TH: Tensor, routing: Routing) -> Tensor:
         """What the routed experts add."""
         return self.experts(x_TH, routing)
 
-    def before_experts(self, x_TH: Tensor, routing: Routing) -> tuple[Tensor, Routing]:
-        """Tokens and gates as the experts get them: for experts that are cut."""
-        return x_TH, routing
+    def before_experts(self, x: Tensor, routing: Routing) -> tuple[Tensor, Routing]:
+        """Tokens and gates as all experts get them: for experts that are cut."""
+        return x, routing
 
-    def after_experts(self, y_TH: Tensor) -> Tensor:
-        """The weighted sum as the layer returns it: for experts that are cut."""
-        return y_TH
+    def after_experts(self, y: Tensor) -> Tensor:
+        """The sum of all experts as the layer returns it: for experts that are cut."""
+        return y
 
 
 class DeepSeekMoE(MoE):

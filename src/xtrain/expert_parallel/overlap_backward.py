@@ -73,15 +73,16 @@ class BackwardChunks:
     def attention(self) -> Tensor | None:
         """Shared expert, router and attention; dx, None if x has no gradient."""
         forward, routing = self.forward, self.forward.routing
-        outer = *forward.auxiliary, forward.base, forward.gates_Tk
-        inner = routing.logits_TE, routing.probabilities_TE, forward.base_TH
+        outer = *forward.auxiliary, *forward.parts
+        scores = routing.logits_TE, routing.probabilities_TE
+        inner = *scores, forward.base_TH, routing.gates_Tk, *forward.shared_TH
         with self.event("attention", "compute"):
             backward(
-                [*inner, routing.gates_Tk, forward.copies_MH],
+                [*inner, forward.copies_MH],
                 [*(t.grad for t in outer), self.grad_MH],
             )
         forward.dx = forward.x.grad
-        for name in ("base", "base_TH", "gates_Tk", "copies_MH", "routing", "x"):
+        for name in ("parts", "base_TH", "shared_TH", "copies_MH", "routing", "x"):
             delattr(forward, name)
         forward.auxiliary = ()
         return forward.dx

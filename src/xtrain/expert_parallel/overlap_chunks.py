@@ -6,9 +6,9 @@ Each message is two calls, issue and wait; compute between the two hides it. Eac
 is a graph of autograd of its own that begins with leaves, so its backward is one call
 of autograd, and the messages between chunks are sent by hand (`overlap_backward`).
 
-    x -[attention: h = attention(x), router, shared expert]-> base, gates, copies
+    x -[attention: and router, shared expert]-> base, gates, shared, copies
     copies ~dispatch~> rows -[mlp: the experts]-> outputs ~combine~> returned
-    base, gates, returned -[sum]-> y
+    base, gates, shared, returned -[sum]-> y
 
 Only forward has to learn how many rows arrive: the counts are issued after the router
 and waited for right before dispatch is issued, so no wait for counts lies between the
@@ -95,6 +95,7 @@ class ForwardChunks:
         self.dx: Tensor | None = None
         self.auxiliary: tuple[Tensor, ...] = ()
         self.pending: tuple[Work, Tensor] | None = None
+        self.shared_TH: list[Tensor] = []  # of the shared expert, if there is one
 
     def attention(self) -> None:
         """Attention and the router; then the counts are issued."""
@@ -102,9 +103,9 @@ class ForwardChunks:
         with self.event("attention", "compute"):
             h = self.block.attention(self.x, *self.context)
             self.base_TH = h.flatten(0, -2)
-            self.x_TH = self.block.norm(h).flatten(0, -2)
-            routing = moe.router(self.x_TH, self.mask_T)
-            self.rows_TH, self.routing = moe.before_experts(self.x_TH, routing)
+            x_TH = self.block.norm(h).flatten(0, -2)
+            routing = moe.router(x_TH, self.mask_T)
+            self.x_TH, self.routing = moe.before_experts(x_TH, routing)
         with self.event("counts", "issue"):
             given = self.routing, moe.group, moe.collectives
             self.counts, self.plan = issue_counts(*given)
@@ -112,18 +113,18 @@ class ForwardChunks:
             self.auxiliary = cut_scores(moe.router)
 
     def shared(self) -> None:
-        """The shared expert, which sends nothing, and the residual."""
+        """The shared expert, which sends nothing."""
         if self.block.moe.shared is not None:
             with self.event("shared", "compute"):
-                self.base_TH = self.base_TH + self.block.moe.shared(self.x_TH)
+                self.shared_TH.append(self.block.moe.shared(self.x_TH))
 
     def issue_dispatch(self) -> None:
         """Wait for the counts, then begin to send the copies."""
         with self.event("counts", "wait"):
             self.counts.wait()
         with self.event("dispatch", "issue"):
-            self.copies_MH = copies_of(self.rows_TH, self.plan)
-            del self.x_TH, self.rows_TH
+            self.copies_MH = copies_of(self.x_TH, self.plan)
+            del self.x_TH
             self.pending = issue_dispatch(self.copies_MH.detach(), self.plan)
 
     def wait_dispatch(self) -> None:
@@ -146,13 +147,12 @@ class ForwardChunks:
         sent_NH = self.outputs_NH
         self.returned_MH = self.received("combine", sent_NH, issue_dispatch)
         with self.event("sum", "compute"):
-            self.base = self.begin(self.base_TH)
-            self.gates_Tk = self.begin(self.routing.gates_Tk)
-            routed_TH = weighted_sum(
-                self.returned_MH, self.gates_Tk, self.plan.copies_M
-            )
-            routed_TH = self.block.moe.after_experts(routed_TH)
-            self.sum = (self.base + routed_TH).view(self.shape)
+            ends = self.base_TH, self.routing.gates_Tk, *self.shared_TH
+            self.parts = [self.begin(end) for end in ends]
+            base_TH, gates_Tk, *shared_TH = self.parts
+            y_TH = weighted_sum(self.returned_MH, gates_Tk, self.plan.copies_M)
+            y_TH = self.block.moe.after_experts(sum(shared_TH, y_TH))
+            self.sum = (base_TH + y_TH).view(self.shape)
         self.output = self.begin(self.sum)
         return self.output
 

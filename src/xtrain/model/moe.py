@@ -9,7 +9,11 @@
 All tensor ranks route the same tokens alike. Each sends their copies to the expert
 ranks that have the same slices as itself, and gets partial outputs back: their sum over
 the tensor ranks (g) is y. The gradients of x and of the gates are partial, too, and
-summed in backward (f). The router is outside: all ranks have its whole gradient.
+summed in backward (f). The router is outside: all ranks have its whole gradient. A
+shared expert is cut as the others are, and its part is added before the sum.
+
+With sequence parallelism x is gathered before the router, and of both sums, of y and of
+the gradient of x, a rank gets its slice of the sequence alone.
 
 Source: Lepikhin et al., GShard, 2020; Shoeybi et al., Megatron-LM, 2019 (f and g).
 
@@ -19,6 +23,8 @@ Shapes: T tokens, H hidden, k experts of a token.
 from dataclasses import replace
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -26,11 +32,10 @@ from xtrain.comm.autograd import (
     all_gather_split,
     all_reduce_identity,
     identity_all_reduce,
-    split_all_gather,
+    reduce_scatter_all_gather,
 )
 from xtrain.expert_parallel import GShardMoE, MoE, Routing
 from xtrain.model.config import XtrainConfig
-from xtrain.tensor_parallel import ParallelSwiGLU
 from xtrain.tensor_parallel.shards import share
 
 
@@ -58,33 +63,50 @@ class TensorMoE(MoE):
         **options: Any,
     ):
         inner = share("moe_intermediate_size", intermediate_size, tensor)
+        sizes = "shared_intermediate_size", shared_intermediate_size
+        options[sizes[0]] = share(*sizes, tensor)
         super().__init__(hidden_size, inner, num_experts, top_k, **options)
         self.tensor, self.sequence_parallel = tensor, sequence_parallel
-        if shared_intermediate_size:
-            self.shared = ParallelSwiGLU(  # type: ignore[assignment]
-                hidden_size, shared_intermediate_size, group=tensor
-            )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The same tokens on every tensor rank, or its slice of each sequence."""
-        if not self.sequence_parallel:
-            return super().forward(x, mask)
-        y = super().forward(all_gather_split(x, 1, self.tensor), mask)
-        return split_all_gather(y, 1, self.tensor)
+        if self.sequence_parallel:
+            x = all_gather_split(x, 1, self.tensor)
+        return super().forward(x, mask)
 
-    def routed(self, x_TH: Tensor, routing: Routing) -> Tensor:
-        """What the routed experts add: the sum of what their slices do."""
-        return self.after_experts(super().routed(*self.before_experts(x_TH, routing)))
-
-    def before_experts(self, x_TH: Tensor, routing: Routing) -> tuple[Tensor, Routing]:
+    def before_experts(self, x: Tensor, routing: Routing) -> tuple[Tensor, Routing]:
         """f: each tensor rank has a part of the gradients of tokens and gates."""
         gates_Tk = identity_all_reduce(routing.gates_Tk, self.tensor)
-        x_TH = identity_all_reduce(x_TH, self.tensor)
-        return x_TH, replace(routing, gates_Tk=gates_Tk)
+        if self.sequence_parallel:
+            x = _IdentityReduceScatter.apply(x, self.tensor)
+        else:
+            x = identity_all_reduce(x, self.tensor)
+        return x, replace(routing, gates_Tk=gates_Tk)
 
-    def after_experts(self, y_TH: Tensor) -> Tensor:
+    def after_experts(self, y: Tensor) -> Tensor:
         """g: each tensor rank has a part of the sum."""
-        return all_reduce_identity(y_TH, self.tensor)
+        if self.sequence_parallel:
+            return reduce_scatter_all_gather(y, 1, self.tensor)
+        return all_reduce_identity(y, self.tensor)
+
+
+class _IdentityReduceScatter(torch.autograd.Function):
+    """x [B, S, H]; backward sums all ranks' gradients, each its slice of the sequence.
+
+    Elsewhere the gradient is zero: of x gathered, backward keeps that slice.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        own = reduce_scatter_all_gather(grad, 1, ctx.group)
+        before = ctx.group.rank() * own.shape[1]
+        after = grad.shape[1] - before - own.shape[1]
+        return F.pad(own, (0, 0, before, after)), None
 
 
 class TensorGShardMoE(TensorMoE, GShardMoE):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
+from xtrain.expert_parallel.checks import check_experts_call
 from xtrain.expert_parallel.moe import MoE
 from xtrain.expert_parallel.overlap import run_pair
 from xtrain.expert_parallel.overlap_backward import BackwardChunks, backward
@@ -170,6 +171,7 @@ def forward_over(
         forward = ForwardChunks(
             layer, x, positions, documents, in_pieces=in_pieces, mask=mask
         )
+        check_experts_call("DecoderLayer", x, mask, layer.moe, layer.moe.group)
         chunks = (piece for piece in backwards if isinstance(piece, BackwardChunks))
         partner = next(chunks, None)
         if partner is None:

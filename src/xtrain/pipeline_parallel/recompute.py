@@ -100,9 +100,10 @@ class _Call:
 
         self.arguments = _map(take_out, (args, kwargs))
         # the tensors are kept as an operation's inputs are: a checkpoint around this
-        # one can replace them, too, and one that was changed in place is an error
+        # one can replace them, too, and one that was changed in place is an error;
+        # the operation itself lives as long as its output (torch 2.11)
         anchor = torch.empty(0, requires_grad=True)
-        self.inputs: Any = _KeepInputs.apply(anchor, *tensors).grad_fn
+        self.inputs: Any = _KeepInputs.apply(anchor, *tensors)
         self.surroundings = Surroundings(preserve_rng_state)
         self.saved: list[tuple[weakref.ref[_Placeholder], str]] = []
         self.output: Any = None
@@ -141,7 +142,7 @@ class _Call:
         _compare("returns", self.output, _map(_describe, output))
 
     def _put_back(self) -> Any:
-        tensors = self.inputs.saved_tensors
+        tensors = self.inputs.grad_fn.saved_tensors
         return _map(
             lambda leaf: tensors[leaf.index] if isinstance(leaf, _Place) else leaf,
             self.arguments,

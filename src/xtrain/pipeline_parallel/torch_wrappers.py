@@ -23,6 +23,8 @@ from torch.distributed import ProcessGroup
 
 SHARDED = "set_requires_gradient_sync"
 """A method of modules that `fully_shard` has been called with."""
+UNUSED = "set_reduce_scatter_unused_params"
+"""Another one, which torch 2.11 does not have."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,11 @@ class TorchFSDP:
 
     def problem(self) -> str | None:
         """What a pipeline cannot do with it."""
+        if not hasattr(self.module, UNUSED):
+            return (
+                f"fully_shard of torch {torch.__version__} reduces no parameter that "
+                "has no gradient, which ranks would differ in: torch 2.13 can"
+            )
         if any(group.mesh_info.mesh.ndim > 1 for group in self.groups()):
             return "it shards over one axis of a mesh of several; give it one axis"
         return None

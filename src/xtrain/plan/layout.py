@@ -66,8 +66,8 @@ class Layout:
     shard_context: bool = False
     """ZeRO shards over data x context (Megatron, torchtitan), not over data alone."""
     reduce_at_end: bool = False
-    """Stage 2 keeps whole gradients until the last micro-batch (torch's
-    `set_requires_gradient_sync`), as Llama 3 did in its pipeline."""
+    """Stages 2 and 3 keep whole gradients until the last micro-batch (torch's
+    `set_requires_gradient_sync`), as Llama 3 did in its pipeline with stage 2."""
     offload: bool = False
     """The optimizer's state is in the host's memory, and so is its step."""
     replicate: int = 1

@@ -55,8 +55,7 @@ def broken_rules(
                 "zero-with-pipeline",
                 f"zero={layout.zero} with pipeline={layout.pipeline}: every micro-"
                 f"batch would reduce its gradients; pipeline engines stop at stage 1, "
-                f"or keep whole gradients until the last one (zero=2 with "
-                f"reduce_at_end=True)",
+                f"or keep whole gradients until the last one (reduce_at_end=True)",
             )
         )
     return found
@@ -203,11 +202,11 @@ def _copies(layout: Layout) -> Iterator[Broken]:
             f"recomputed_layers={layout.recomputed_layers} with "
             f"recompute={layout.recompute!r}: it counts layers of recompute='full'",
         )
-    if layout.reduce_at_end and layout.zero != 2:
+    if layout.reduce_at_end and layout.zero < 2:
         yield Broken(
             "reduce-at-end",
-            f"reduce_at_end=True with zero={layout.zero}: it is for stage 2, which "
-            f"would reduce after every micro-batch",
+            f"reduce_at_end=True with zero={layout.zero}: it is for stages 2 and 3, "
+            f"which would reduce after every micro-batch",
         )
     if layout.replicate > 1 and not layout.zero:
         yield Broken(

@@ -9,8 +9,8 @@
     data       gradients; weights of ZeRO                 each step, or micro-batch
 
 ZeRO 0 sums gradients. 1 scatters the sums and gathers the weights. 2 scatters after
-every micro-batch. 3 also gathers the weights in each forward and, unless they were
-kept, in each backward.
+every micro-batch, or at the end. 3 also gathers the weights in each forward and, unless
+they were kept, in each backward.
 
 Sources: Rajbhandari et al., ZeRO, 2020, section 7; Narayanan et al., 2021, section 3.
 """
@@ -25,7 +25,6 @@ from xtrain.plan.layout import PLACEMENTS, DeviceParameters, Layout, device_para
 from xtrain.plan.published import LatentShape
 from xtrain.plan.shapes import ModelShape
 from xtrain.plan.tensor_parallel import (
-    GATHER,
     TensorParallelCall,
     layer_calls,
     partial_gradient_calls,
@@ -109,20 +108,12 @@ def layer_transfers(
 
 
 def _tensor_transfers(calls: Sequence[TensorParallelCall]) -> list[Transfer]:
-    """Equal calls of one layer together.
-
-    Where the sequence is cut, backward gathers a block's input once more for the
-    gradient of its weight; that hides behind the product before it.
-    """
-    found = []
-    for call, times in Counter(calls).items():
-        size = call.numel * call.itemsize
-        kind = "tensor", call.part, call.algorithm, size, call.ranks
-        again = call.backward and call.algorithm == GATHER and times > 1
-        found.append(Transfer(*kind, times - again, call.backward))
-        if again:
-            found.append(Transfer(*kind, 1, True, overlapped=True))
-    return found
+    """Equal calls of one layer together."""
+    return [
+        Transfer("tensor", call.part, call.algorithm, call.numel * call.itemsize,
+                 call.ranks, times, call.backward, call.overlapped)
+        for call, times in Counter(calls).items()
+    ]  # fmt: skip
 
 
 def _context_transfers(
@@ -315,7 +306,8 @@ def _reduction(
         return reduced("ring_all_reduce", gradients, replicas, spans)
     found = []
     if shards > 1:
-        gathers = [(count if stage == 3 else 1, False)]
+        kept = layout.reduce_at_end and not layout.reshard_after_forward
+        gathers = [(count if stage == 3 and not kept else 1, False)]
         if stage == 3 and layout.reshard_after_forward:
             gathers.append((count, True))
         found = [

@@ -6,7 +6,8 @@
 
 each of all B S H activations, so 8 (t-1)/t B S H elements a rank: a reduce-scatter and
 an all-gather send what one all-reduce does. Two of the backward all-gathers bring back
-what forward did not keep, which makes 10 (t-1)/t B S H with sequence parallelism.
+what forward did not keep, which makes 10 (t-1)/t B S H with sequence parallelism, or 9
+with experts: their copies are kept.
 
 Outside the layers: the embedding sums (or scatters) its B S H once forward; the head
 sums the gradient of its input once; cross-entropy sends three numbers a token, in fp32.
@@ -47,6 +48,7 @@ class TensorParallelCall:
         numel: elements of the full tensor.
         itemsize: bytes of an element.
         ranks: that take part.
+        overlapped: hidden behind a product.
     """
 
     part: str
@@ -55,6 +57,7 @@ class TensorParallelCall:
     numel: int
     itemsize: int
     ranks: int
+    overlapped: bool = False
 
     @property
     def traffic(self) -> Traffic:
@@ -108,7 +111,9 @@ def tensor_parallel_calls(
         """A collective of all activations."""
         return TensorParallelCall(part, backward, algorithm, whole, size, ranks)
 
-    def block(part: str, entering: int = itemsize) -> list[TensorParallelCall]:
+    def block(
+        part: str, entering: int = itemsize, kept: bool = False
+    ) -> list[TensorParallelCall]:
         """From replicated (or split) through two matrices and back."""
         forward = [call(part, False, into, entering)] if into else []
         forward.append(call(part, False, out))
@@ -116,10 +121,14 @@ def tensor_parallel_calls(
         # Backward of each: an all-reduce forward needs none, one is that of the input.
         backward = [call(part, True, out, entering)]
         if into:  # the gradient of the output, and the input once more
-            backward += [call(part, True, into), call(part, True, into, entering)]
+            backward.append(call(part, True, into))
+            if not kept:
+                once_more = call(part, True, into, entering)
+                backward.append(replace(once_more, overlapped=True))
         return forward + again + backward
 
-    layer = block("attention") + block("mlp", residual if experts else itemsize)
+    layer = block("attention")
+    layer += block("mlp", residual, kept=True) if experts else block("mlp")
     calls = [call("embedding", False, out, residual)]
     calls += layer * shape.num_hidden_layers
     calls.append(call("head", True, out))

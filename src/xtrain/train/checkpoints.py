@@ -89,15 +89,17 @@ def sharding_group(model: WrappedModel) -> ProcessGroup | None:
     return around.process_group
 
 
-def keep_newest(directory: str | Path, count: int) -> None:
+def keep_newest(directory: str | Path, count: int, step: int) -> None:
     """Delete all but the newest `count` checkpoints of a run; one rank calls it.
 
-    One that a job is reading stays.
+    One that a job is reading stays, and those after `step`: they are of another run.
     """
     folder = Path(directory)
     complete = [path for path in folder.glob("step-*") if (path / INDEX).is_file()]
     with names_locked(folder) as alone:
-        for path in sorted(complete)[: -count or None]:
+        beyond = f"step-{step:08}."  # after "step-00000010-1234abcd"
+        own = sorted(path for path in complete if path.name < beyond)
+        for path in own[: -count or None]:
             if alone:
                 set_aside(path, INDEX)
     delete_set_aside(folder)

@@ -10,7 +10,7 @@ has the most sequences where shares differ. So the calls of a group cost what th
 among all of it. Operators take what their FLOPs and bytes need at the accelerator's
 peak rates, one after the other as they stand in the code (no fused kernels but
 attention's). Batches are full, without document masks; data, logs and checkpoints are
-left out.
+left out. Where ranks differ, as Muon's do, all of them run.
 """
 
 import time
@@ -115,7 +115,7 @@ def dry_run(
     check_layout(recipe.layout, ranks)
     joined = topology_of(topology, ranks)
     device = accelerator_on(joined, topology, accelerator)
-    every_rank = every_rank or needs_all(recipe.layout, topology, ranks)
+    every_rank = every_rank or needs_all(recipe, topology, ranks)
     inner = ranks // recipe.layout.pipeline
     cluster = VirtualCluster(
         ranks, joined, accelerator=device, record=True,
@@ -132,13 +132,16 @@ def dry_run(
     return measured(recipe, cluster, steps, spent)
 
 
-def needs_all(layout: Layout, topology: str, ranks: int) -> bool:
+def needs_all(recipe: Recipe, topology: str, ranks: int) -> bool:
     """Whether all ranks must be executed; ValueError if those are too many."""
+    layout = recipe.layout
     name, why = topology.partition(":")[0].partition("(")[0], ""
     if name not in OWN_LINKS:
         why = f"topology {topology!r} has links that many ranks share"
     elif layout.replicate > 1:
         why = f"replicate={layout.replicate} makes groups that all ranks compare"
+    elif recipe.optimizer.kind == "muon" and ranks > layout.pipeline:
+        why = "optimizer.kind=muon deals each rank matrices of its own"
     if why and ranks > MOST_RANKS:
         raise ValueError(
             f"{why}, so all {ranks} would be executed: that is done up to {MOST_RANKS}"

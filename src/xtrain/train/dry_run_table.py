@@ -26,6 +26,7 @@ WORDS = {
     "the planner\n    spreads them evenly",
     "autocast": "autocast keeps 16-bit copies of weights, counted with activations",
     "float32": "float32 products are timed at the 16-bit rate",
+    "muon": "the planner has AdamW's state, and sends none of Muon's matrices",
     "reduced": "gradients are freed as they are reduced; the planner has all at once",
 }
 LINE = "{:<26}{:>14}{:>14}{:>14}".format
@@ -154,5 +155,7 @@ def differences(run: DryRun) -> Iterator[str]:
         yield "autocast"
     else:
         yield "float32"
+    if run.recipe.optimizer.kind == "muon":
+        yield "muon"
     if layout.zero > 1 and layout.data > 1:
         yield "reduced"

@@ -14,8 +14,8 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -82,6 +82,16 @@ class Meter:
         self.begun = time.perf_counter()
 
 
+@contextmanager
+def writable(option: str, path: object) -> Iterator[None]:
+    """An OSError from inside names the option and its path."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise OSError(f"{option}={path} cannot be written: {why}") from None
+
+
 class Writers:
     """Where numbers go; on other ranks than the first they go nowhere.
 
@@ -101,9 +111,11 @@ class Writers:
             return
         log = recipe.log
         if log.jsonl is not None:
-            self._jsonl(log.jsonl, first)
+            with writable("log.jsonl", log.jsonl):
+                self._jsonl(log.jsonl, first)
         if log.tensorboard is not None:
-            self._tensorboard(log.tensorboard)
+            with writable("log.tensorboard", log.tensorboard):
+                self._tensorboard(log.tensorboard)
         if log.wandb is not None:
             self._wandb(log.wandb, recipe)
 

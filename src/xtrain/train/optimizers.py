@@ -40,7 +40,7 @@ def adamw_options(spec: OptimizerSpec) -> dict[str, Any]:
 
 def muon_and_adamw(
     spec: OptimizerSpec, groups: list[dict[str, Any]], layout: MatrixLayout
-) -> "Together":
+) -> "MuonAndAdamW":
     """Muon of the first group, AdamW of the others; of parameters or ZeRO's shards."""
     muon = Muon(
         groups[:1],
@@ -53,7 +53,7 @@ def muon_and_adamw(
         ns_dtype=torch.bfloat16 if spec.ns_dtype == "bfloat16" else torch.float32,
         layout=layout,
     )
-    return Together([muon, AdamW(groups[1:], lr=spec.lr, **adamw_options(spec))])
+    return MuonAndAdamW([muon, AdamW(groups[1:], lr=spec.lr, **adamw_options(spec))])
 
 
 def layout_of(model: WrappedModel) -> MatrixLayout:
@@ -73,7 +73,7 @@ def is_hidden(name: str, shard: Shard) -> bool:
     return len(shard.shape) in (2, 3) and not any(part in name for part in NOT_HIDDEN)
 
 
-class Together(Optimizer):
+class MuonAndAdamW(Optimizer):
     """Several optimizers of different parameters as one: their groups, one state."""
 
     def __init__(self, optimizers: list[Optimizer]):

@@ -14,14 +14,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 
 import torch.distributed as dist
 
 from xtrain.comm.transport_errors import is_of_transport
 
 THROUGH = ("distributed/distributed_c10d.py", "distributed/c10d_logger.py",
-           "comm/work.py", "comm/watched_work.py",
+           "distributed/rendezvous.py", "comm/work.py", "comm/watched_work.py",
            "comm/transport_errors.py")  # fmt: skip
 """Files of torch and of ours that calls of a program go through."""
 
@@ -68,12 +68,12 @@ def call_of(error: BaseException) -> str | None:
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
     for link in reversed(chain):
-        if is_of_transport(link) and (call := _call_in(link.__traceback__)):
+        if is_of_transport(link) and (call := call_in(link.__traceback__)):
             return call
     return None
 
 
-def _call_in(trace: TracebackType | None) -> str | None:
+def call_in(trace: TracebackType | None) -> str | None:
     """The last line of the program, and what it called of torch.distributed.
 
     None if the traceback begins below the program.
@@ -81,10 +81,19 @@ def _call_in(trace: TracebackType | None) -> str | None:
     place, called = "", "wait"
     while trace is not None:
         code = trace.tb_frame.f_code
-        file = "/".join(Path(code.co_filename).parts[-2:])
-        if file not in THROUGH:
-            place, called = f"{file}:{trace.tb_lineno}", "wait"
+        if not is_through(code):
+            place, called = f"{short(code)}:{trace.tb_lineno}", "wait"
         elif called == "wait" and code.co_name != "wrapper":
             called = code.co_name
         trace = trace.tb_next
     return f"{called} ({place})" if place else None
+
+
+def is_through(code: CodeType) -> bool:
+    """Whether a call of a program goes through this code, see `THROUGH`."""
+    return short(code) in THROUGH
+
+
+def short(code: CodeType) -> str:
+    """Its file, with the last one of its folders."""
+    return "/".join(Path(code.co_filename).parts[-2:])

@@ -9,6 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from xtrain.comm.agreement import problem_of
+from xtrain.train.metrics import writable
 from xtrain.train.recipe_parts import Log
 
 
@@ -18,16 +19,19 @@ class Profile:
     Elsewhere it costs nothing.
 
     Attributes: `problem`, why this rank could not write them.
+
+    Raises:
+        OSError: the folder cannot be made.
     """
 
     problem: str | None = None
 
     def __init__(self, log: Log, device: torch.device, rank: int):
-        self.window, self.folder, self.rank = (
-            log.profile_window,
-            log.profile_folder,
-            rank,
-        )
+        self.window, self.folder = log.profile_window, Path(log.profile_folder)
+        self.rank = rank
+        if self.window is not None:
+            with writable("log.profile_folder", self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
         self.kinds = [ProfilerActivity.CPU]
         if device.type == "cuda":
             self.kinds.append(ProfilerActivity.CUDA)
@@ -44,8 +48,8 @@ class Profile:
             self.running.start()
         with record_function(f"step {number}"):
             yield
-        if number == self.window[1]:
-            self.problem = problem_of(self.close)
+        if number == self.window[1] and (why := problem_of(self.close)):
+            self.problem = f"log.profile_folder={self.folder} was not written: {why}"
 
     def close(self) -> None:
         """Write what is recorded; also of a run that ends within the window."""
@@ -53,6 +57,5 @@ class Profile:
             return
         running, self.running = self.running, None
         running.stop()
-        folder = Path(self.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        running.export_chrome_trace(str(folder / f"rank-{self.rank}.json"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        running.export_chrome_trace(str(self.folder / f"rank-{self.rank}.json"))

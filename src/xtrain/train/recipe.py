@@ -130,7 +130,10 @@ class Recipe:
         padded = padded_for(self.model, self.layout.tensor)
         object.__setattr__(self, "model", padded)
         shape = dataclasses.replace(self.model, vocab_size=self.model.vocab_rows)
-        check_layout(shape, self.layout, self.data.sequence, sharded_pipeline=True)
+        if self.layout.pipeline > 1 and self.layout.zero > 1:  # so its runner does
+            at_end = dataclasses.replace(self.layout, reduce_at_end=True)
+            object.__setattr__(self, "layout", at_end)
+        check_layout(shape, self.layout, self.data.sequence)
         if self.checkpoint.save_hf is not None:
             check_architecture(self.model)
         data, every = self.data, self.evaluate.every

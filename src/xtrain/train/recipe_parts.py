@@ -161,7 +161,7 @@ class Checkpoint:
     save_hf: str | None = None
     """A folder for the model at the end, as Hugging Face's files, in the dtype of those
     it began with, else of the run; not there yet, empty, or of an earlier run of this
-    model, which is replaced."""
+    model, which is replaced: a tokenizer that was added stays."""
     format: Literal["xtrain"] = "xtrain"
     """Of the files: any layout reads what any layout wrote."""
 

@@ -27,7 +27,7 @@ from xtrain.train.batches import Batch, Batches
 from xtrain.train.elastic import fitted
 from xtrain.train.hugging_face import data_of, found_for
 from xtrain.train.layouts import make_mesh, wrapped_model, wrapper_of
-from xtrain.train.metrics import Meter, Numbers, Terminal, Writers
+from xtrain.train.metrics import Meter, Numbers, Terminal, Writers, writable
 from xtrain.train.nonfinite import NonFiniteGuard
 from xtrain.train.optimizers import make_optimizer
 from xtrain.train.phases import Place
@@ -38,6 +38,7 @@ from xtrain.train.recipe import Recipe
 from xtrain.train.sampling import generate
 from xtrain.train.saving import Saving
 from xtrain.train.sources import samples_of, tokenizer_of
+from xtrain.train.starting import Starting
 from xtrain.train.steps import evaluate, train_step
 from xtrain.train.stopping import Stopping
 from xtrain.train.stragglers import Stragglers, slow_ranks
@@ -79,6 +80,7 @@ def train(recipe: Recipe) -> TrainingResult:
     stopping = Stopping(kept.folder is not None, kept.grace, place)
     with (
         place.named(),
+        Starting(place, recipe.timeout),
         ranks(recipe.device, recipe.timeout) as device,
         recording(recipe.log.flight_recorder, recipe.timeout),
         stopping,
@@ -98,7 +100,10 @@ def recording(folder: str | None, timeout: float | None = None) -> Iterator[None
     with ExitStack() as stack:
         if folder is not None:
             stuck = STUCK if timeout is None else min(STUCK, timeout / 2)
-            with raising_everywhere(OSError, group=None):
+            with (
+                raising_everywhere(OSError, group=None),
+                writable("log.flight_recorder", folder),
+            ):
                 stack.enter_context(FlightRecorder(folder, stuck_after=stuck))
         yield
 
@@ -141,8 +146,8 @@ class TrainingRun:
         self.terminal = Terminal(self.is_first, recipe.log.every)
         with raising_everywhere(ValueError, OSError, group=None):
             self.writers = Writers(recipe, self.is_first, self.step)
+            self.profile = Profile(recipe.log, device, dist.get_rank())
         self.bytes = bytes_by_axis(recipe, self.mesh)
-        self.profile = Profile(recipe.log, device, dist.get_rank())
         self.result = TrainingResult(self.step, [], [])
         self.stragglers = Stragglers(recipe.log.stragglers, self.mesh, device)
 

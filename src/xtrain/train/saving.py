@@ -15,6 +15,7 @@ from xtrain.checkpoint import CheckpointError, latest
 from xtrain.checkpoint.background import BackgroundWriter
 from xtrain.comm.agreement import raising_everywhere, value_of_rank_0
 from xtrain.train.checkpoints import keep_newest, load, save
+from xtrain.train.metrics import writable
 from xtrain.train.recipe import Recipe
 from xtrain.train.saved import to_json
 from xtrain.train.to_hugging_face import save_hf
@@ -34,6 +35,7 @@ class Saving:
         known = {"global_batch": recipe.batch, "data": data}
         self.about: dict[str, Any] = json.loads(json.dumps(known))
         self.writer: BackgroundWriter | None = None
+        self.step = 0  # of the last checkpoint
 
     def resumed_from(self) -> Path | str | None:
         """The checkpoint that the run goes on from, as rank 0 finds it."""
@@ -46,11 +48,15 @@ class Saving:
         return path
 
     def resume(self, path: Path | str, model: WrappedModel, optimizer: Any) -> int:
-        """Read a checkpoint; its step.
+        """Read a checkpoint; its step. The optimizer's options stay the recipe's.
 
         ValueError on every rank if it was saved with other data or another batch.
         """
+        groups = optimizer.param_groups
+        options = [{k: v for k, v in g.items() if k != "params"} for g in groups]
         step, extra = load(path, model, optimizer)
+        for group, own in zip(optimizer.param_groups, options, strict=True):
+            group.update(own)
         here, there = (flat(about) for about in (self.about, extra or {}))
         for name in here:
             if name in there and there[name] != here[name]:
@@ -65,12 +71,9 @@ class Saving:
         with raising_everywhere(OSError, group=None):
             if self.kept.folder is not None and dist.get_rank() == 0:
                 folder, text = Path(self.kept.folder), to_json(self.recipe)
-                try:
+                with writable("checkpoint.folder", folder):
                     folder.mkdir(parents=True, exist_ok=True)
                     (folder / "recipe.json").write_text(text, encoding="utf-8")
-                except OSError as error:
-                    what = f"checkpoint.folder={folder} cannot be written"
-                    raise OSError(f"{what}: {error.strerror}") from None
         if self.kept.background:
             self.writer = BackgroundWriter()
 
@@ -78,11 +81,12 @@ class Saving:
         """A checkpoint of this step; older ones go, but for those that are kept."""
         more = {} if self.writer is None else {"write": self.writer}
         save(str(self.kept.folder), step, model, optimizer, self.about, **more)
+        self.step = step
         self._keep_newest()  # the one under way comes besides
 
     def _keep_newest(self) -> None:
         if self.kept.keep is not None and dist.get_rank() == 0:
-            keep_newest(str(self.kept.folder), self.kept.keep)
+            keep_newest(str(self.kept.folder), self.kept.keep, self.step)
 
     def finish(self, model: WrappedModel, stopped: bool) -> None:
         """Wait for the last checkpoint, and write files of Hugging Face.

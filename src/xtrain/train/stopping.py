@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, Self
 
 from xtrain.comm.agreement import largest_of, raise_everywhere
-from xtrain.comm.call_observer import own_observers
+from xtrain.comm.call_observer import METHODS
 from xtrain.comm.flight_recorder import FlightRecorder
 from xtrain.comm.flight_recorder_watch import Watch
 from xtrain.train.phases import Place
@@ -51,12 +51,10 @@ class Stopping:
         self._before: Any = None
         self._watch: Watch | None = None
         self._since: float | None = None
-        self._observers: tuple[Any, ...] = ()
 
     def __enter__(self) -> Self:
         if self.wanted and threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._note)
-            self._observers = own_observers()
             self._watch = Watch(self._count, self._look, signal.SIGTERM)
         return self
 
@@ -97,8 +95,13 @@ class Stopping:
     def end_at_once(self) -> None:
         """End this process with its place, and with the flight recorder's file."""
         text = f"SIGTERM, and the ranks have not met in {self.grace:g} s"
-        print(f"{self.place}: {text}", file=sys.stderr, flush=True)
-        for observer in self._observers:
-            if isinstance(observer, FlightRecorder):
-                observer.dump(text)
-        os._exit(STATUS)
+        end_now(f"{self.place}: {text}", STATUS)
+
+
+def end_now(text: str, status: int) -> None:
+    """End this process from any thread; its flight recorder writes its file."""
+    print(text, file=sys.stderr, flush=True)
+    for observer in METHODS.of_process():
+        if isinstance(observer, FlightRecorder):
+            observer.dump(text)
+    os._exit(status)

@@ -5,7 +5,8 @@
 
 Every rank sends its boxes to rank 0, tensor by tensor (`model.hf_save`), each element
 once. OUT appears complete or not at all; that of an earlier run is replaced in one step
-(renameat2). DIR is what the run began with, if it did.
+(renameat2), and a tokenizer that was added to it stays. DIR is what the run began with,
+if it did.
 """
 
 import ctypes
@@ -41,6 +42,12 @@ WRITTEN = re.compile(
     r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
 )
 """Names of files that every run writes."""
+ADDED = re.compile(
+    r"tokenizer(\.json|\.model|_config\.json)|(vocab|merges)\.txt|README\.md"
+    r"|(added_tokens|generation_config|special_tokens_map|vocab)\.json"
+    r"|chat_template\.(jinja|json)|LICENSE(\.\w+)?"
+)
+"""Names of files that people add to a model: they stay."""
 RENAME_EXCHANGE, AT_FDCWD = 2, -100  # of Linux
 
 
@@ -53,7 +60,7 @@ def check_target(directory: str, found: Found | None = None) -> bool:
     if found is not None and place == source_of(found).resolve():
         raise ValueError(f"{what} is what the run begins with: give another folder")
     try:
-        held = place.exists() and len(os.listdir(place)) > 0
+        held = set(os.listdir(place) if place.exists() else ())
         if foreign := foreign_files(place, found):
             raise ValueError(
                 f"{what} has {', '.join(foreign[:3])}, which this run would not write: "
@@ -67,7 +74,7 @@ def check_target(directory: str, found: Found | None = None) -> bool:
         os.rmdir(tempfile.mkdtemp(prefix=f".partial-{place.name}-", dir=place.parent))
     except OSError as error:
         raise ValueError(f"{what} cannot be written: {error}") from None
-    return held
+    return not held.issubset(map(str, added_files(place)))
 
 
 def source_of(found: Found) -> Path:
@@ -76,12 +83,21 @@ def source_of(found: Found) -> Path:
 
 
 def foreign_files(place: Path, found: Found | None) -> list[str]:
-    """The files of a folder that a run which begins with `found` does not write."""
+    """Files of a folder that a run which begins with `found` neither writes nor
+    keeps."""
     source = None if found is None else source_of(found)
-    own = set() if source is None else set(besides_weights(source))
+    own = set(added_files(place))
+    if source is not None:
+        own.update(besides_weights(source))
     names = [p.relative_to(place) for p in place.rglob("*") if not p.is_dir()]
     foreign = {name for name in names if name not in own}
     return sorted(str(n) for n in foreign if not WRITTEN.fullmatch(str(n)))
+
+
+def added_files(place: Path) -> list[Path]:
+    """Names of a folder's files that people add to a model."""
+    names = [path for path in place.glob("*") if ADDED.fullmatch(path.name)]
+    return [path.relative_to(place) for path in names if path.is_file()]
 
 
 def weights_of(model: WrappedModel) -> list[Shard]:
@@ -103,7 +119,8 @@ def save_hf(
     `directory` appears complete, by a rename of what was written beside it.
 
     Args:
-        directory: empty, not there, or of an earlier run.
+        directory: empty, not there, or of an earlier run: its tokenizer and other
+            files by which people complete a model stay.
         found: what the run began with: its dtypes, its entries of `config.json` and its
             other files are kept.
         dtype: of all tensors of a run that began without files.
@@ -129,9 +146,10 @@ def save_hf(
         write_hf(partial, *what, dtypes=dtypes, metadata=metadata)
         with raising_everywhere(CheckpointError, group=None):
             if is_first:
-                sync_directory(partial)
                 if foreign := foreign_files(place, found):
                     raise CheckpointError(f"{place} has {foreign[0]} by now")
+                keep_added(place, partial)
+                sync_directory(partial)
                 put_in_place(partial, place)
                 sync_directory(place.parent)
     finally:
@@ -149,6 +167,16 @@ def copy_besides_weights(found: Found, target: Path) -> dict[str, str]:
         shutil.copyfile(source / name, copy)
     with opened_safetensors(next(iter(found.files))) as opened:
         return opened.metadata() or {}
+
+
+def keep_added(place: Path, target: Path) -> None:
+    """Copy what people have added to the model at `place`; what a run writes itself
+    stays as it is."""
+    for name in added_files(place):
+        if not (target / name).exists():
+            shutil.copy2(place / name, target / name)
+            with open(target / name, "rb") as file:
+                os.fsync(file.fileno())
 
 
 def besides_weights(source: Path) -> Iterator[Path]:
