@@ -56,9 +56,10 @@ def batch_of(case: Case, expert: int, dtype: torch.dtype) -> tuple[Any, ...]:
     """x, its weights in the loss, and a mask, of one expert rank's own rows."""
     generator = torch.Generator().manual_seed(expert)
     shape = ROWS, 5 * case.tensor, SIZES["hidden_size"]
-    x, weight = torch.randn(2, *shape, generator=generator, dtype=dtype)
-    mask = torch.rand(shape[:2], generator=generator) < 0.7 if case.padded else None
-    return x, weight, mask
+    drawn = torch.randn(2, *shape, generator=generator, dtype=dtype, device="cpu")
+    kept = torch.rand(shape[:2], generator=generator, device="cpu") < 0.7
+    x, weight = drawn.to(torch.get_default_device())
+    return x, weight, kept.to(x.device) if case.padded else None
 
 
 def cut_of(case: Case, mesh: DeviceMesh, whole: MoE, **options: Any) -> MoE:
