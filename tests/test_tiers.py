@@ -133,3 +133,20 @@ def test_the_rest_is_what_the_tier_leaves_out(
     )
     assert tier == {f"test_suite.py::test_{t}" for t in ("known[2]", "known[3]", "new")}
     assert tier.isdisjoint(rest) and tier | rest == collected()
+    parts = [
+        collected("-p", "tests.tiers", "--rest", f"--part={turn}/2") for turn in (6, 7)
+    ]
+    assert all(parts)
+    assert parts[0].isdisjoint(parts[1]) and parts[0] | parts[1] == rest
+
+
+@pytest.mark.parametrize("part", ["2", "1/0", "a/b"])
+def test_a_part_that_is_not_one_is_refused(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    make_suite(pytester, monkeypatch)
+    outcome = pytester.runpytest_subprocess(
+        "-p", "tests.tiers", "--rest", f"--part={part}"
+    )
+    assert outcome.ret == pytest.ExitCode.USAGE_ERROR
+    outcome.stderr.fnmatch_lines([f"*--part={part} is not K/N*"])

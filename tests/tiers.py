@@ -1,7 +1,8 @@
 """What `make test` runs of all tests: the quick tier, a plugin of pytest.
 
-    python -m pytest -p tests.tiers           # the quick tier
-    python -m pytest -p tests.tiers --rest    # what it leaves out
+    python -m pytest -p tests.tiers                     # the quick tier
+    python -m pytest -p tests.tiers --rest              # what it leaves out
+    python -m pytest -p tests.tiers --rest --part=2/3   # one of three parts of that
 
 A test that carries `verifies` is in the record with its seconds and the world sizes it
 ran at. Of these the tier takes all that are cheap and, for every symbol, the cheapest
@@ -12,6 +13,7 @@ Tests that are named, by a path or with -k, run whole.
 
 import json
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,6 +30,10 @@ LONG = {
         "test_resume_refuses_a_record_made_otherwise",
         "test_resume_runs_only_what_has_too_few_samples",
     ],
+    "cli/test_copying.py": [
+        "test_the_list_has_every_name_with_the_lines_of_both_forms"
+    ],
+    "cli/test_main.py": ["test_a_reader_who_leaves_early_ends_a_command_quietly"],
     "comm/test_process_group.py": [
         "test_one_torchrun_on_each_node_makes_one_job",
         "test_a_program_that_destroys_its_groups_ends_in_good_order",
@@ -39,6 +45,11 @@ LONG = {
     "docs/test_lc3.py": ["test_every_figure_of_the_lecture_fits_a_phone"],
     "docs/test_pages.py": ["test_everything_on_the_page_renders"],
     "docs/test_pages_shape.py": ["test_figures_of_a_page_fit_a_phone"],
+    "docs/test_published_layouts.py": [
+        "test_deepseek_in_fewer_bytes_would_be_faster",
+        "test_each_case_has_a_row_and_a_reason",
+        "test_most_are_among_the_first_ten",
+    ],
     "docs/test_record.py": [
         "test_the_committed_record_is_of_this_code",
         "test_the_committed_results_are_of_this_code",
@@ -50,9 +61,11 @@ LONG = {
     ],
     "practice/test_checking.py": [
         "test_a_file_of_a_reader_is_judged_in_words_that_help",
+        "test_a_file_that_cannot_be_executed",
         "test_a_known_mistake_is_told_in_its_own_words_and_twice_the_same",
         "test_a_process_that_cannot_be_interrupted_is_ended",
         "test_a_solution_is_right_on_virtual_ranks",
+        "test_memory_that_is_not_freed_is_told_of_a_right_file",
     ],
     "practice/test_in_page.py": [
         "test_every_known_mistake_is_told_in_its_own_words",
@@ -83,12 +96,18 @@ LONG = {
         "test_ctrl_c_during_a_test",
         "test_ranks_of_a_program_ended_by_sigterm",
     ],
+    "testing/test_plugin.py": [
+        "test_gpus_beside_the_tests_are_counted_in_a_child_and_hidden",
+        "test_ranks_on_gpus_see_those_that_were_visible",
+        "test_the_test_processes_of_xdist_see_the_gpus_too",
+    ],
     "testing/test_script.py": ["test_torchrun_prints_the_same"],
     "testing/test_verify_gpu.py": [
         "test_a_run_ends_in_time_and_the_next_goes_on_even_if_a_test_hangs",
         "test_after_ctrl_c_what_passed_is_kept",
         "test_what_passed_is_kept_when_a_test_fails_and_only_the_rest_runs_again",
     ],
+    "test_tiers.py": ["test_the_tier_selects_unless_tests_are_named"],
     "train/test_script.py": ["test_only_the_mesh_differs"],
     "whiteboard/test_downloads.py": ["test_a_download_compares_and_says_what_it_sent"],
 }
@@ -97,6 +116,9 @@ LONG = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rest", action="store_true", help="run what the quick tier leaves out"
+    )
+    parser.addoption(
+        "--part", default="1/1", metavar="K/N", help="of --rest, the K-th of N parts"
     )
 
 
@@ -128,11 +150,13 @@ def pytest_collection_modifyitems(
     here = {item.nodeid for item in items}
     known = {test["id"] for tests in record.values() for test in tests}
     taken = chosen(record, here)
+    rest, part = config.option.rest, config.option.part
     kept, left = [], []
     for item in items:
         name = item.nodeid
         leave = is_long(name) or (name in known and name not in taken)
-        (left if leave != config.option.rest else kept).append(item)
+        wanted = leave and in_part(name, part) if rest else not leave
+        (kept if wanted else left).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = kept
 
@@ -140,6 +164,15 @@ def pytest_collection_modifyitems(
 def is_long(name: str) -> bool:
     path, _, function = name.partition("::")
     return function.partition("[")[0] in LONG.get(path.removeprefix("tests/"), [])
+
+
+def in_part(name: str, part: str) -> bool:
+    """Whether a test is in the K-th of N parts; K may be any number, 4/3 is 1/3."""
+    try:
+        turn, parts = map(int, part.split("/"))
+        return zlib.crc32(name.encode()) % parts == turn % parts
+    except (ValueError, ZeroDivisionError):
+        raise pytest.UsageError(f"--part={part} is not K/N, as 2/3") from None
 
 
 def symbols(record: Path) -> dict[str, list[dict]]:

@@ -127,12 +127,16 @@ def test_a_run_of_some_tests_keeps_what_is_known_of_the_others(built):
     assert proved_there().keys() == {RING, WHEEL}
 
 
-def test_what_is_old_leaves_the_record(built):
+def test_what_is_old_stays_and_proves_nothing_until_its_test_is_gone(built):
     record.main([])
     path = built.root / "src/toy/steps.py"
     path.write_text(path.read_text() + "# a word\n")
     committed, here = record.records()
     here.write({}, here.about())
+    record.main([])
+    assert len(committed.read()) == 2  # their seconds choose the quick tier
+    assert proved_there() == {}
+    built.write("tests/test_ring.py", TESTS.replace("def test_ring", "def test_wheel"))
     record.main([])
     assert committed.read() == {}
 
