@@ -40,7 +40,7 @@ help:
 	@echo 'make browser   open the built pages in headless Chromium and check them'
 	@echo 'make measure-site  lengths of pages, the search, texts that overlap, Lighthouse'
 	@echo 'make verify    run the tests that feed the verification record, if stale'
-	@echo 'make test-all  all sizes, layouts and dtypes: what CI runs and pages count'
+	@echo 'make test-all  all sizes, layouts and dtypes: what pages count'
 	@echo 'make test-rest what make test left out: the two together are test-all'
 	@echo 'make test-slow the tests in their long forms, with newly drawn inputs'
 	@echo 'make verify-gpu  run all lectures under NCCL on the GPUs here, record it'
