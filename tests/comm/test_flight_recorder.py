@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from xtrain.comm import CommLedger, ring_all_reduce
 from xtrain.comm.flight_recorder import FlightRecorder
+from xtrain.comm.flight_recorder_watch import frame_of
 from xtrain.testing import World
 
 RECORDER = "xtrain.comm.flight_recorder:FlightRecorder"
@@ -293,3 +294,40 @@ def watched(folder):
 def test_a_call_that_goes_through_the_dispatcher_is_recorded_once(tmp_path):
     with World(2, "xtrain-socket") as ranks:
         assert ranks.run(watched, tmp_path) == [(1, 1)] * 2
+
+
+THREADS = """
+import gc, threading, time
+from xtrain.comm.flight_recorder_watch import frame_of
+
+class Garbage:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        time.sleep(0.001)  # other threads run
+
+def look():
+    for _ in range(200):
+        Garbage()
+        frame_of(threading.main_thread().ident)
+
+looking = threading.Thread(target=look)
+gc.set_threshold(1)
+looking.start()
+while looking.is_alive():
+    other = threading.Thread(target=int)
+    other.start()
+    other.join()
+"""
+
+
+@pytest.mark.verifies("xtrain.comm.flight_recorder_watch:frame_of")
+def test_looking_at_a_thread_stops_none_that_starts_or_ends():
+    event = threading.Event()
+    other = threading.Thread(target=event.wait)
+    other.start()
+    assert frame_of(other.ident).f_code.co_filename == threading.__file__
+    event.set()
+    other.join()
+    assert frame_of(other.ident) is None
+    subprocess.run([sys.executable, "-c", THREADS], check=True, timeout=60)

@@ -41,7 +41,7 @@ import torch.distributed as dist
 
 from xtrain.comm.call_observer import CallObserver
 from xtrain.comm.flight_recorder_calls import Line, RecordedCall, is_program, line_of
-from xtrain.comm.flight_recorder_watch import Watch
+from xtrain.comm.flight_recorder_watch import Watch, frame_of
 from xtrain.comm.transport_errors import in_short
 
 WISH = "dump-now"
@@ -200,7 +200,7 @@ class FlightRecorder(CallObserver):
 
     def _line(self) -> Line:
         """Where the rank is now."""
-        return line_of(sys._current_frames().get(self._thread))
+        return line_of(frame_of(self._thread))
 
     # -- the file
 

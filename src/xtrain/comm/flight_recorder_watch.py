@@ -9,11 +9,14 @@ thread reads. torch's waits release the interpreter lock, so the thread can run.
 """
 
 import contextlib
+import gc
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 
 TICK_SECONDS = 0.25
 ASKS = getattr(signal, "SIGUSR2", None)  # Windows has none
@@ -74,3 +77,18 @@ class Watch:
         self._thread.join()
         os.close(self._read)
         os.close(self._write)
+
+
+def frame_of(thread: int) -> FrameType | None:
+    """The innermost frame of a thread, by its identifier; None if it has ended.
+
+    Without collecting garbage: up to Python 3.11.8 a collection in this call can stop
+    all threads for ever, when another thread starts or ends (CPython issue 106883).
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread)
+    finally:
+        if collects:
+            gc.enable()

@@ -8,7 +8,6 @@ Ranks meet, and make their groups, through a store on one of the nodes. Calls of
 groups themselves end with an error at the timeout.
 """
 
-import sys
 import threading
 import time
 import traceback
@@ -18,7 +17,7 @@ from typing import Self
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from xtrain.comm.flight_recorder_watch import Watch
+from xtrain.comm.flight_recorder_watch import Watch, frame_of
 from xtrain.comm.mesh import timeout_of
 from xtrain.train.phases import Place, call_in, is_through
 from xtrain.train.stopping import end_now
@@ -56,7 +55,7 @@ class Starting:
     def _look(self) -> None:
         """The innermost frame stays the same one as long as C++ does not return."""
         starting = self.place.phase == "start"
-        frame = sys._current_frames().get(self._thread) if starting else None
+        frame = frame_of(self._thread) if starting else None
         if frame is None or frame is not self._frame:
             self._frame, self._since = frame, time.monotonic()
             return
