@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 
 from xtrain.evidence import results
+from xtrain.evidence.marks import marked_tests
 from xtrain.evidence.store import Entries, Entry, Store
 
 from . import config, kept
@@ -68,8 +69,8 @@ def merged(old: Entries, new: Entries) -> Entries:
     def lasting(entry: Entry) -> Entry:
         return entry.with_value({**entry.value, "seconds": 0})
 
-    here = {n: e for n, e in old.items() if n in new or is_there(n)}
-    return here | {
+    old = {n: e for n, e in old.items() if n in new or is_there(n)}
+    return old | {
         name: entry
         for name, entry in new.items()
         if name not in old or lasting(entry) != lasting(old[name])
@@ -94,7 +95,9 @@ def unproved() -> list[str]:
         raise SystemExit("no tests have run here yet: run make test")
     sides = {"here": here, "committed": committed}
     good = {where: results.by_symbol(store.good()) for where, store in sides.items()}
-    known = {*results.by_symbol(here.read()), *good["committed"]}
+    marked = marked_tests(config.ROOT / "tests", config.ROOT)
+    old = results.by_symbol(committed.read()).keys() & marked  # a name may be gone
+    known = {*results.by_symbol(here.read()), *good["committed"], *old}
     found = []
     for symbol in sorted(known):
         for where in sides:

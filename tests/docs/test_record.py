@@ -136,6 +136,11 @@ def test_what_is_old_stays_and_proves_nothing_until_its_test_is_gone(built):
     record.main([])
     assert len(committed.read()) == 2  # their seconds choose the quick tier
     assert proved_there() == {}
+    build("ring")
+    record.main([])
+    assert record.main(["--check"]) == 1
+    built.write("tests/test_ring.py", TESTS.replace("toy.ring:ring", "toy.ring:Wheel"))
+    assert record.main(["--check"]) == 0  # no test is about ring any more
     built.write("tests/test_ring.py", TESTS.replace("def test_ring", "def test_wheel"))
     record.main([])
     assert committed.read() == {}
