@@ -89,6 +89,13 @@ def make_suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> No
         "tiers.LONG = {'test_suite.py': ['test_long']}\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tiers.RECORD.parents[3]))
+    for name in ("symbols", "LONG"):  # that conftest also runs in this process
+        monkeypatch.setattr(tiers, name, getattr(tiers, name))
+
+
+def run_here(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    """A run in this process, 3 s of imports less than one of its own."""
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +131,7 @@ def test_the_rest_is_what_the_tier_leaves_out(
     make_suite(pytester, monkeypatch)
 
     def collected(*arguments: str) -> set[str]:
-        outcome = pytester.runpytest_subprocess("--collect-only", "-q", *arguments)
+        outcome = run_here(pytester, "--collect-only", "-q", *arguments)
         return {line for line in outcome.outlines if line.startswith("test_suite.py::")}
 
     tier, rest = (
@@ -145,8 +152,23 @@ def test_a_part_that_is_not_one_is_refused(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     make_suite(pytester, monkeypatch)
-    outcome = pytester.runpytest_subprocess(
-        "-p", "tests.tiers", "--rest", f"--part={part}"
-    )
+    outcome = run_here(pytester, "-p", "tests.tiers", "--rest", f"--part={part}")
     assert outcome.ret == pytest.ExitCode.USAGE_ERROR
     outcome.stderr.fnmatch_lines([f"*--part={part} is not K/N*"])
+
+
+def test_another_backend_runs_what_has_ranks(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import pytest
+        @pytest.fixture
+        def xtrain_worlds(): pass
+        @pytest.fixture
+        def world(xtrain_worlds): pass
+        @pytest.mark.parametrize("size", [1, 2])
+        def test_with(world, size): pass
+        def test_without(): pass
+    """)
+    outcome = run_here(pytester, "-p", "tests.tiers", "--ranks", ".")
+    outcome.assert_outcomes(passed=2, deselected=1)
+    outcome = run_here(pytester, "-p", "tests.tiers", ".")
+    outcome.assert_outcomes(passed=3)

@@ -56,7 +56,7 @@ def run_cases(cases) -> list[str]:
             fault = verdict(call, match, ledger)
             if fault is not None:
                 return [f"{name}: {fault}"]  # the ranks may be out of step now
-            assert_group_works()
+    assert_group_works()
     return []
 
 

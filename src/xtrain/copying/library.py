@@ -11,6 +11,7 @@ Files are read and not imported: this needs the standard library alone.
 
 import ast
 import re
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -51,11 +52,17 @@ def library(root: Path = SOURCE) -> dict[str, str]:
 
 def public_names(path: Path) -> list[str]:
     """The names in `__all__` of a package."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in tree_of(path).body:
         match node:
             case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
                 return [str(name) for name in ast.literal_eval(value)]
     return []
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """What a file holds; read once, as each of a package's names leads to it."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def file_of(module: str, root: Path) -> Path | None:
@@ -68,7 +75,7 @@ def file_of(module: str, root: Path) -> Path | None:
 def definition(module: str, name: str, root: Path) -> tuple[str, ast.stmt | None]:
     """The module that defines what a module knows under a name, and the statement."""
     path = file_of(module, root)
-    for node in ast.parse(path.read_text(encoding="utf-8")).body if path else ():
+    for node in tree_of(path).body if path else ():
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == name and node.module:
@@ -95,7 +102,7 @@ def needed(module: str, root: Path) -> tuple[set[str], dict[str, dict[str, str]]
         if module in found or path is None:
             continue
         found.add(module)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import):
                 left += [alias.name for alias in node.names]
             if not isinstance(node, ast.ImportFrom) or not node.module:

@@ -51,8 +51,9 @@ class Recorder:
         self.entries: Entries = {}
         self.phases: dict[str, tuple[str, float]] = {}
 
+    @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Digest the code right after it was imported."""
+        """Digest the code of what is going to run, right after it was imported."""
         with steady():
             for item in items:
                 marks = item.iter_markers("verifies")

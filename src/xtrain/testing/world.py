@@ -12,9 +12,10 @@ from xtrain.testing.backend_choice import VIRTUAL, this_machine
 from xtrain.testing.pool import Pool
 from xtrain.testing.transport import dump_call
 
-SECONDS = 30.0  # for a run, where every rank has a core
+# For a run, where every rank has a core; a slow machine needs ten times a quick one.
+SECONDS = 120.0
 # Where it has a GPU: kernels are loaded and communicators made at their first use.
-GPU_SECONDS = 60.0
+GPU_SECONDS = 120.0
 # Sizes 1, 2, 3, 4 and 8 together; an idle forked rank keeps 10 MB of its own.
 MAX_RANKS = 18
 
