@@ -60,9 +60,6 @@ LONG = {
         "test_the_committed_results_are_of_this_code",
     ],
     "docs/test_spine.py": ["test_a_mistake_leaves_the_curve"],
-    "docs/test_why_slow.py": [
-        "test_each_cause_takes_a_quarter_to_a_third_of_the_flops_and_its_cure_gives_back"
-    ],
     "evidence/test_marks.py": ["test_ours_stand_on_single_tests"],
     "pipeline_parallel/test_runner_failures.py": [
         "test_a_rank_that_is_killed_ends_all_others_with_its_name"

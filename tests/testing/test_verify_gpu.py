@@ -80,6 +80,8 @@ def start(checkout, *words):
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A shell's job in the background ignores Ctrl-C, and all that it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
