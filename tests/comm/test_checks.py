@@ -187,9 +187,9 @@ def one_rank_wrong(bad: int) -> list[str]:
                 return [*problems, f"{name}: did not raise"]
             if len(ledger.events) > before:
                 problems.append(f"{name}: sent {ledger.events[before:]}")
-    tensor = torch.ones(3)
-    comm.ring_all_reduce(tensor)
-    assert tensor.tolist() == [size] * 3
+        tensor = torch.ones(3)
+        comm.ring_all_reduce(tensor)
+        assert tensor.tolist() == [size] * 3
     return problems
 
 

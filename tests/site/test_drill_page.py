@@ -284,8 +284,10 @@ def verdicts(browser, files):
     """What the page's worker answers to each (drill, source)."""
     browser.open(PAGE)
     browser.run(ASK, files)
-    # All take minutes; chromedriver's answer is waited for two, so it is asked often.
-    wait_until(lambda: browser.run("return found.length") == len(files), 900)
+    # All take minutes, and selenium waits two for an answer: it is asked each second.
+    count = "setTimeout(() => arguments[0](found.length), 1000)"
+    ask = browser.driver.execute_async_script
+    wait_until(lambda: ask(count) == len(files), 900)
     return zip(files, browser.run("return found"), strict=True)
 
 
