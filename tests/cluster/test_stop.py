@@ -118,6 +118,7 @@ def ctrl_c_is_heard(monkeypatch):
 @pytest.mark.verifies("xtrain.cluster.threads:Interrupts")
 @pytest.mark.usefixtures("ctrl_c_is_heard")
 def test_ctrl_c_at_any_moment(fn) -> None:
+    VirtualCluster(3).run(dist.barrier)  # an interrupt can end the watch on what runs
     draw = random.Random(3)
     for _ in range(12):
         delay = draw.choice([0.0, 0.002, 0.01, 0.05, 0.2])
