@@ -404,6 +404,12 @@ def test_what_stages_2_and_3_gather(recipe, reduced, weight):
         found = memory_per_device(shape, layout, 512, recipe=recipe)
         assert found.gathered == block * (blocks * reduced + 2 * weights * weight)
         assert found.root == weights * weight * outside
+    kept = Layout(data=8, reshard_after_forward=False)
+    for zero, weights in ((2, 0), (3, 1)):
+        found = memory_per_device(shape, replace(kept, zero=zero), 512, recipe=recipe)
+        every = weights * shape.num_hidden_layers * block
+        assert found.gathered == block * reduced + every * weight
+        assert found.root == weights * weight * outside
 
 
 @pytest.mark.verifies(PHASE)
@@ -428,6 +434,10 @@ def test_the_phases_of_a_step(recipe, zero):
     assert update.update == (4 * shard if copied else 0)
     alone = memory_over_step(shape, replace(layout, micro_batches=1), 1024, recipe=kind)
     assert alone["end of forward"].gradients == 0
+    kept = replace(layout, reshard_after_forward=False)
+    same = memory_over_step(shape, kept, 1024, recipe=kind)
+    assert same["end of backward"] == backward  # freed block by block
+    assert (same["end of forward"].total > forward.total) is (zero == 3)
 
 
 @pytest.mark.verifies("xtrain.plan.device_memory:pipeline_positions")

@@ -352,6 +352,15 @@ def test_text_is_that_of_forwards_without_padding(prompt):
         generate(model, [], 3, sequence=8)
 
 
+@pytest.mark.verifies("xtrain.train.metrics:Terminal", "xtrain.train.metrics:printable")
+def test_text_gives_a_terminal_no_commands(text, capsys):
+    sample = SampleSpec(prompt="é\x1b[2J\r\n\tline ", tokens=1, every=5)
+    train(recipe(text, sample=sample))
+    told = capsys.readouterr().out
+    assert r"é\x1b[2J\r" + "\n\tline " in told
+    assert "\x1b" not in told and "\r" not in told
+
+
 @pytest.mark.verifies(*RUN)
 def test_bfloat16_stays_near_float32(text):
     """Masters are fp32: the curve is that of fp32 but for the rounding of products."""

@@ -5,13 +5,14 @@
     gradients            kept      of earlier            x                  x
     activations                   all in flight
     logits                        the last stage
-    gathered weights              block, root        block, root
+    gathered weights              blocks, root       block, root
     update                                                                  x
 
 Which micro-batches are in flight depends on the schedule and the pipeline rank: 1F1B
 holds p - r of them on rank r, GPipe all. ZeRO divides the states; stage 3 gathers the
 weights of the block that computes, of the next one (prefetched), and of the root
-(embedding, norm, head).
+(embedding, norm, head); without `reshard_after_forward` those of all blocks stay until
+their backward.
 
 Sources: Rajbhandari et al., ZeRO, 2020, section 5; Korthikanti et al., 2022, section 4;
 Narayanan et al., 2021, section 2.2; torch's FSDP2 (what is gathered when).
@@ -220,7 +221,10 @@ def gathered_bytes(
         block = 0  # all of them are whole
     if layout.zero == 2:
         return block, 0.0
-    return block + 2 * held.block * kind.weight, held.root * kind.weight
+    weights = 2 * held.block
+    if not layout.reshard_after_forward:
+        weights = held.total - held.root
+    return block + weights * kind.weight, held.root * kind.weight
 
 
 def memory_over_step(
@@ -246,12 +250,14 @@ def memory_over_step(
     rest = DeviceMemory(**states)
     first = layout.micro_batches == 1  # no gradients of earlier micro-batches
     after = replace(rest, gradients=whole.gradients)
+    freed = replace(layout, reshard_after_forward=True)  # each block in its backward
+    gathered, root = gathered_bytes(device_parameters(shape, freed, rank), freed, kind)
     copied = kind.gradient and kind.gradient < 4 and not kind.main_gradient
     shard = whole.moments / kind.moments if kind.moments else 0.0
     return {
         "at rest": rest,
         "end of forward": replace(whole, gradients=0.0) if first else whole,
-        "end of backward": replace(after, gathered=whole.gathered, root=whole.root),
+        "end of backward": replace(after, gathered=gathered, root=root),
         "in the optimizer": replace(after, update=4.0 * shard if copied else 0.0),
     }
 

@@ -213,6 +213,13 @@ def line_of(numbers: Numbers, steps: int) -> str:
     return "  ".join(words)
 
 
+def printable(character: str) -> str:
+    r"""Itself, or "\x1b" for the byte that begins a terminal's commands."""
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
+
+
 class Terminal:
     """One line that is written over where it is a terminal, and one a step elsewhere.
 
@@ -238,9 +245,10 @@ class Terminal:
             self._print(line_of(numbers, steps))
 
     def say(self, text: str) -> None:
-        """Something besides steps."""
+        """Something besides steps; a model's text gives a terminal no commands."""
         if self.on:
-            self._print(("\n" if self.open else "") + text)
+            shown = "".join(c if c in "\n\t" else printable(c) for c in text)
+            self._print(("\n" if self.open else "") + shown)
             self.open = False
 
     def _print(self, text: str, end: str = "\n") -> None:
