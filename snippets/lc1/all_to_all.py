@@ -13,7 +13,7 @@ backend = dist.get_default_backend_for_device(torch.get_default_device())
 dist.init_process_group(backend)
 rank, size = dist.get_rank(), dist.get_world_size()
 
-# Row j is for rank j; its number says: from `rank`, to j.
+# Row j is for rank j; its number tells: from `rank`, to j.
 rows = torch.tensor([10 * rank + to for to in range(size)])
 arrived = torch.empty_like(rows)
 all_to_all_single(arrived, rows)

@@ -37,7 +37,7 @@ def asynchronous_communication(gradient, state):
 
 
 def asynchronous_sgd(gradient, last):
-    """Nobody waits: the sum of the step before is applied, computed at an older w."""
+    """Without a wait: the sum of the step before is applied, computed at an older w."""
     dist.all_reduce(gradient)
     return (torch.tensor(0.0) if last is None else last), gradient
 

@@ -22,7 +22,7 @@ for name, there in in_this_torch.items():
     dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
     tensor = torch.ones(1)
     dist.all_reduce(tensor.cuda() if name == "nccl" else tensor)
-    print(f"{name:13} starts; get_backend() says {dist.get_backend()!r}")
+    print(f"{name:13} starts; get_backend() is {dist.get_backend()!r}")
     dist.destroy_process_group()
 
 try:

@@ -17,8 +17,8 @@ tensor = torch.tensor([10.0**rank, float(rank)])
 before = tensor.clone()
 reduce(tensor, dst=2)
 
-# Only dst has the sum. Ours leaves the others as they were; torch says nothing of
-# them, and gloo leaves partial sums there.
+# Only dst has the sum. Ours leaves the others as they were; torch leaves them
+# undefined, and gloo leaves partial sums there.
 if rank == 2:
     print(f"rank {rank} has the sum {tensor.tolist()}")
     assert tensor.tolist() == [1111.0, 6.0]

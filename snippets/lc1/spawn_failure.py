@@ -25,7 +25,7 @@ if __name__ == "__main__":
                 pass
         except ProcessException as error:  # of the first rank that failed
             print(f"{type(error).__name__}: rank {error.error_index}")
-            print("  it says:", str(error).strip().splitlines()[-1])
+            print("  its end:", str(error).strip().splitlines()[-1])
         alive = any(process.is_alive() for process in ranks.processes)
         early = time.monotonic() - started < 600
         print(f"  others still alive: {alive}, ended early: {early}")

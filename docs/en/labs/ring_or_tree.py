@@ -80,7 +80,7 @@ with World(4) as world:
 
 # %% [markdown]
 # In the ring all ranks send alike. In the tree some send the tensor once and others
-# twice: nobody sends many messages, but they follow one another, and each of them is the
+# twice: no rank sends many messages, but they follow one another, and each of them is the
 # whole tensor.
 #
 # ## Try it

@@ -8,7 +8,7 @@ from xtrain.testing import RankTimeout, World
 def ring_shift(send, recv):
     """Everybody sends to the right, then everybody receives from the left."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    dist.send(send, (rank + 1) % size)  # the bug: nobody gets past this line
+    dist.send(send, (rank + 1) % size)  # the bug: no rank gets past this line
     dist.recv(recv, (rank - 1) % size)
 
 

@@ -9,7 +9,7 @@ def program():
     """Rank 0 starts a send and goes home; rank 1 is a little late."""
     tensor = torch.full((3,), 7.0)
     if dist.get_rank() == 0:
-        work = dist.isend(tensor, 1)  # the bug: nobody waits for this handle,
+        work = dist.isend(tensor, 1)  # the bug: this handle is not waited for,
         dist.destroy_process_group()  # and the connection closes under the message
         return work
     time.sleep(0.5)

@@ -14,7 +14,7 @@ class CopyToRegion(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        grad = grad.clone()  # so that nobody else's gradient is overwritten
+        grad = grad.clone()  # so that no other gradient is overwritten
         dist.all_reduce(grad.contiguous())  # the bug: into a copy, if it was not
         return grad
 

@@ -5,7 +5,7 @@ import torch
 def not_advanced(weights, xs, dy):
     """Backward of the layers x @ w.t() of one stage; `xs` are their inputs."""
     for w, x in zip(reversed(weights), reversed(xs), strict=True):
-        dx = dy @ w  # the bug: the next layer's dy is this dx, and nobody says so
+        dx = dy @ w  # the bug: this dx has to become the next layer's dy
         w.grad = w.grad + dy.t() @ x
     return dx
 

@@ -16,7 +16,7 @@ def forward(stage, x):
     y = stage(x)
     if rank < size - 1:
         buffer = torch.zeros_like(y)  # a buffer for what is sent
-        dist.send(buffer, rank + 1)  # the bug: nobody has filled it
+        dist.send(buffer, rank + 1)  # the bug: it is empty
     return x
 
 

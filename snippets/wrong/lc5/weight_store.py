@@ -10,11 +10,11 @@ def by_layer(y, layers, dy):
 
 
 def always_stored(y, layers, dy, actions):
-    """Backward of micro-batches; a schedule without W says BW: both parts at once."""
+    """Backward of micro-batches; a schedule without W has BW: both parts at once."""
     store = []
     for action in actions:
         store.append(lambda: by_layer(y, list(dict.fromkeys(layers)), dy))
-        if action == "W":  # the bug: BW has put its part away, and nobody asks for it
+        if action == "W":  # the bug: BW has put its part away, and it stays there
             store.pop(0)()
 
 

@@ -13,7 +13,7 @@ def from_zero(length, balance):
 
 def of_a_run(length, balance):
     rank = dist.get_rank()
-    return rank * length + torch.arange(length)  # the bug: zigzag is no run
+    return rank * length + torch.arange(length)  # the bug: zigzag is not a run
 
 
 def of_the_cut(length, balance):

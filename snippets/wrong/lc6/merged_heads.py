@@ -13,7 +13,7 @@ def merged_right(out):
 
 
 if __name__ == "__main__":
-    # Element [head, token] says which head and token it is of.
+    # Element [head, token] tells which head and token it is of.
     heads, tokens = torch.arange(2).view(1, 2, 1, 1), torch.arange(3).view(1, 1, 3, 1)
     out = (10 * heads + tokens).float()
     for merge in (merged, merged_right):

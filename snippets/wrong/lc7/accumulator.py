@@ -27,7 +27,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     dy, weights = torch.randn(6, 4), torch.randn(2, 4, 4)
     tokens = torch.tensor([0, 1, 4]), torch.tensor([1, 2, 5])  # token 3 was dropped
-    # Then torch fills memory that nobody has set with NaN.
+    # Then torch fills memory that was not set with NaN.
     torch.use_deterministic_algorithms(True)
     for start in (unset, kept, zeros):
         first, second = (input_gradient(dy, tokens, weights, start).clone()
