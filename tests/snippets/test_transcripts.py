@@ -70,7 +70,7 @@ def test_a_fresh_run_prints_the_transcript(name, choice):
     backend, device = choice.backend, choice.device
     if (backend, device) != ("gloo", "cpu"):
         skip_what_says_nothing_about(backend, device, name)
-    printed = "".join(run_script(name, 60, backend, device))
+    printed = "".join(run_script(name, 300, backend, device))
     assert device == "cuda" or printed == Path(name).with_suffix(".out").read_text()
 
 
